@@ -1,0 +1,1 @@
+"""Myriad: a whole GPU cluster from bare machines, reproducibly."""
