@@ -1,0 +1,3 @@
+module myriad.dev/pause
+
+go 1.26
