@@ -245,8 +245,11 @@ class Api:
         labels: str | None = None,
         fields: str | None = None,
         timeout_s: int = 240,
+        opened: Callable[[], None] = lambda: None,
     ) -> Iterator[WatchEvent]:
         """Changes after `resource_version`, until the server ends the watch (about `timeout_s`).
+
+        `opened` is called once the server has accepted the watch, before anything has changed.
 
         Raises ApiError with status 410 when the version is too old, ClusterUnreachableError when the
         connection is lost.
@@ -267,6 +270,7 @@ class Api:
             if response.status_code != 200:
                 response.read()
                 raise _error(response, f"watch {path}")
+            opened()
             for line in _lines(response):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
