@@ -1,0 +1,70 @@
+"""Filters that turn entries of the bundle and short forms of the roles into what modules and Kubernetes take."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: stack
+short_description: Entries of the bundle and short forms of Kubernetes fields
+description:
+  - C(artifact_items) picks files of the bundle for M(myriad.gpu.artifacts).
+  - C(taints) turns KEY=VALUE:EFFECT into taint objects.
+  - C(host_path_mounts) and C(host_path_volumes) turn a mapping of paths to modes into mounts and volumes of a pod.
+"""
+
+import re
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+_TAINT = re.compile(r"^(?P<key>[^=:]+)(=(?P<value>[^:]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)$")
+
+
+def artifact_items(artifacts: dict[str, Any], paths: dict[str, str], mode: str = "0755") -> list[dict[str, Any]]:
+    """Items for M(myriad.gpu.artifacts): one for each name in `paths` (name: absolute target path)."""
+    missing = sorted(set(paths) - set(artifacts))
+    if missing:
+        raise AnsibleFilterError(
+            f"the bundle has no {', '.join(missing)}; `myriad bundle verify` names what is missing, `myriad bundle build` makes it"
+        )
+    return [{"name": name, "sha256": artifacts[name]["sha256"], "path": path, "mode": mode} for name, path in paths.items()]
+
+
+def taints(texts: list[str]) -> list[dict[str, str]]:
+    """KEY=VALUE:EFFECT or KEY:EFFECT as taint objects of the Kubernetes API."""
+    result = []
+    for text in texts:
+        match = _TAINT.match(text)
+        if not match:
+            raise AnsibleFilterError(
+                f'"{text}" is not a taint; write KEY=VALUE:EFFECT with an effect of NoSchedule, PreferNoSchedule or NoExecute'
+            )
+        result.append({name: value for name, value in match.groupdict().items() if value})
+    return result
+
+
+def _volume_name(path: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", path.lower()).strip("-") or "root"
+
+
+def host_path_mounts(items: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Mounts of host paths at the same path in the container; `value` is ro or rw."""
+    return [
+        {"name": _volume_name(item["key"]), "mountPath": item["key"], "readOnly": item["value"] != "rw"} for item in items
+    ]
+
+
+def host_path_volumes(items: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """The volumes that belong to C(host_path_mounts)."""
+    return [{"name": _volume_name(item["key"]), "hostPath": {"path": item["key"]}} for item in items]
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        return {
+            "artifact_items": artifact_items,
+            "taints": taints,
+            "host_path_mounts": host_path_mounts,
+            "host_path_volumes": host_path_volumes,
+        }
