@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Dynamic half of the lab's inventory: addresses, ssh settings and detected facts of the nodes that `make lab` made.
 
-Reads `.lab/state.json` of this clone (or the file that MYRIAD_LAB_STATE names). Standard library only. Where no lab is up
-it says nothing, so that the description still validates and renders.
+Reads `.lab/state.json` of this clone (or the file that MYRIAD_LAB_STATE names). Standard library only. Where no lab is
+up it says nothing, so that the description still validates and renders.
 """
 
 import json
@@ -33,6 +33,7 @@ def inventory(state_file: Path) -> dict:
             " -o IdentitiesOnly=yes -o GlobalKnownHostsFile=/dev/null"
         ),
         "lab_name": state.get("name", ""),
+        "lab_subnet": state.get("subnet", ""),
         "lab_state_dir": str(lab),
         "lab_kubeconfig": str(lab / "kubeconfig"),
         "lab_bundle_dir": state.get("bundle", ""),

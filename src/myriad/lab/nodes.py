@@ -69,6 +69,8 @@ def lab_files(node: LabNode, public_key: str, apt_sources: str) -> dict[str, tup
             b"PasswordAuthentication no\nUseDNS no\nMaxStartups 100:30:200\nMaxSessions 100\n",
             0o644,
         ),
+        # The pods' resolver: a nameserver that is no loopback address, else CoreDNS finds a loop and stops.
+        "/etc/myriad-lab/resolv.conf": (b"nameserver 192.0.2.53\n", 0o644),
         f"{NODE_DIR}/host": (node.name.encode() + b"\n", 0o644),
     }
     if apt_sources:
@@ -126,7 +128,8 @@ def import_image(client: docker.DockerClient, rootfs: Path, *, repository: str =
     try:
         client.images.get(reference)
     except ImageNotFound:
-        client.api.import_image_from_file(str(rootfs), repository=repository, tag=tag, changes=[f"LABEL {LABEL}.image=1"])
+        label = [f"LABEL {LABEL}.image=1"]
+        client.api.import_image_from_file(str(rootfs), repository=repository, tag=tag, changes=label)
     return reference
 
 
@@ -245,7 +248,7 @@ def _ensure_node(
         container.remove(force=True, v=True)
     container = _create(client, options, files)
     if not _answers(container, timeout_s=BOOT_TIMEOUT_S):
-        tail = container.logs(tail=5).decode(errors="replace").strip()
+        tail = bytes(container.logs(tail=5)).decode(errors="replace").strip()
         raise MyriadError(
             f"systemd and ssh did not come up within {BOOT_TIMEOUT_S:.0f} s. Last lines: {tail or '(none)'}",
             where=node.name,
