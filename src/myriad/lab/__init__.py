@@ -1,1 +1,1 @@
-"""The embedded default: nodes as containers on this machine, GPU doubles behind real sockets, one command up and down."""
+"""The embedded default: nodes as containers on this machine, GPU doubles behind real sockets."""

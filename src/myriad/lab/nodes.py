@@ -276,13 +276,17 @@ def _answers(container: Any, *, timeout_s: float) -> bool:
         container.reload()
         if container.status not in ("running", "created"):
             return False
-        code, _ = container.exec_run(
-            ["sh", "-c", f"test -e {NODE_DIR}/first-start && systemctl is-active -q ssh && test -e /run/sshd"]
-        )
+        code, _ = exec_text(container, f"test -e {NODE_DIR}/first-start && systemctl is-active -q ssh")
         if code == 0:
             return True
         time.sleep(0.2)
     return False
+
+
+def exec_text(container: Any, script: str) -> tuple[int, str]:
+    """Run a shell script in a node through the engine. Returns its exit code and what it printed."""
+    code, output = container.exec_run(["sh", "-c", script])
+    return int(code), bytes(output).decode(errors="replace")
 
 
 def write_known_hosts(client: docker.DockerClient, state: LabState, paths: LabPaths) -> None:
@@ -291,10 +295,10 @@ def write_known_hosts(client: docker.DockerClient, state: LabState, paths: LabPa
     def keys(item: tuple[str, HostRecord]) -> str:
         name, record = item
         container = client.containers.get(record.container)
-        code, output = container.exec_run(["sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub"])
+        code, output = exec_text(container, "cat /etc/ssh/ssh_host_*_key.pub")
         if code != 0:
             raise MyriadError("the node has no host keys", where=name, hint="`make lab-down`, then `make lab`.")
-        lines = [" ".join(line.split()[:2]) for line in output.decode().splitlines() if line.strip()]
+        lines = [" ".join(line.split()[:2]) for line in output.splitlines() if line.strip()]
         return "".join(f"{name},{record.address} {line}\n" for line in sorted(lines))
 
     with ThreadPoolExecutor(max_workers=8) as pool:

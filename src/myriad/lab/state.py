@@ -6,7 +6,6 @@ what it records.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -36,11 +35,6 @@ def clone_root(start: Path | None = None) -> Path:
         where=str(here),
         hint="Run this in the folder that git clone made.",
     )
-
-
-def lab_name(clone: Path) -> str:
-    """`myriad-` and six hex digits of the clone's path: a second clone or user gets a lab of its own."""
-    return "myriad-" + hashlib.sha256(str(clone.resolve()).encode()).hexdigest()[:6]
 
 
 class LabPaths:

@@ -1,4 +1,4 @@
-"""Which nodes the lab has: read from its inventory, so that a fourth worker is one more line there (pure but for reading)."""
+"""Which nodes the lab has: read from its inventory, so that a fourth worker is one more line there."""
 
 from __future__ import annotations
 

@@ -1,15 +1,21 @@
 #!/usr/bin/python3
 """A double of nvidia-smi: answers from /etc/myriad-lab/gpu.json with the texts and exit codes of the real program.
 
-Supports no argument (the table), -L, --query-gpu=FIELDS --format=csv[,noheader][,nounits], -q -x, -i INDEX and --version.
-A single file that needs the standard library only, because it is copied to nodes as it is.
+Supports no argument (the table), -L, --query-gpu=FIELDS --format=csv[,noheader][,nounits], -q -x, -i INDEX, --version.
+One file that needs the standard library only, because it is copied to nodes as it is.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
+from typing import Any
+
+Document = dict[str, Any]
 
 DOCUMENT = os.environ.get("MYRIAD_LAB_GPU_JSON", "/etc/myriad-lab/gpu.json")
 
@@ -22,23 +28,23 @@ NO_DRIVER = (
 class Failure(Exception):
     """Ends the program with a text and an exit code."""
 
-    def __init__(self, text, code):
+    def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.text = text
         self.code = code
 
 
-def has(document, kind):
+def has(document: Document, kind: str) -> bool:
     """Whether a fault of the whole node is on."""
     return any(fault["kind"] == kind for fault in document["faults"])
 
 
-def having(document, kind):
+def having(document: Document, kind: str) -> set[int | None]:
     """Indices of the GPUs with this fault."""
     return {fault.get("gpu") for fault in document["faults"] if fault["kind"] == kind}
 
 
-def visible(document):
+def visible(document: Document) -> list[Document]:
     """The GPUs that the driver can talk to; raises for the faults that end the real program.
 
     The real program lists the GPUs before a lost one and then stops with the text below; so does this one, because a
@@ -55,7 +61,7 @@ def visible(document):
     return [gpu for gpu in document["gpus"] if gpu["index"] not in gone]
 
 
-def lost(document, gpu):
+def lost(document: Document, gpu: Document) -> str | None:
     """The text for a GPU that fell off the bus, or None."""
     if gpu["index"] not in having(document, "xid"):
         return None
@@ -65,7 +71,7 @@ def lost(document, gpu):
     )
 
 
-def field(document, gpu, count, name):
+def field(document: Document, gpu: Document, count: int, name: str) -> tuple[Any, str]:
     """(value, unit) of one --query-gpu field; raises for a field this double does not have."""
     errors = 2 if gpu["index"] in having(document, "ecc") else 0
     values = {
@@ -112,7 +118,7 @@ def field(document, gpu, count, name):
     return values[name]
 
 
-def query(document, gpus, fields, options):
+def query(document: Document, gpus: list[Document], fields: list[str], options: list[str]) -> str:
     """CSV lines; a lost GPU ends the list with its text and exit code 15."""
     plain = "nounits" in options
     lines = []
@@ -135,7 +141,7 @@ def query(document, gpus, fields, options):
     return "".join(line + "\n" for line in lines)
 
 
-def listing(document, gpus):
+def listing(document: Document, gpus: list[Document]) -> str:
     """The answer to -L."""
     out = ""
     for gpu in gpus:
@@ -147,7 +153,7 @@ def listing(document, gpus):
     return out or "No devices were found\n"
 
 
-def table(document, gpus):
+def table(document: Document, gpus: list[Document]) -> str:
     """The answer without an argument: the header and one block for each GPU."""
     rule = "+" + "-" * 89 + "+\n"
     now = datetime.now(tz=timezone.utc).strftime("%a %b %d %H:%M:%S %Y")  # noqa: UP017 (Python 3.9 nodes)
@@ -161,12 +167,13 @@ def table(document, gpus):
         errors = 2 if gpu["index"] in having(document, "ecc") else 0
         left = f"| {gpu['index']:>3}  {gpu['name']:<25} On "
         out += f"{left:<42}|   {gpu['bus_id']} Off | {errors:>20} |\n"
-        out += f"| N/A   31C    P0    70W / 700W {'|':>11}       0MiB / {gpu['memory_mib']}MiB |      0%      Default |\n"
+        used = f"0MiB / {gpu['memory_mib']}MiB"
+        out += f"| N/A   31C    P0    70W / 700W           | {used:>22} |      0%      Default |\n"
         out += rule
     return out
 
 
-def xml(document, gpus):
+def xml(document: Document, gpus: list[Document]) -> str:
     """The answer to -q -x: the elements that monitoring agents read."""
     stamp = datetime.now(tz=timezone.utc).strftime("%a %b %d %H:%M:%S %Y")  # noqa: UP017 (Python 3.9 nodes)
     lines = [
@@ -179,8 +186,9 @@ def xml(document, gpus):
         f"\t<attached_gpus>{len(gpus)}</attached_gpus>",
     ]
     for gpu in gpus:
-        if lost(document, gpu):
-            raise Failure(lost(document, gpu), 15)
+        text = lost(document, gpu)
+        if text:
+            raise Failure(text, 15)
         errors = 2 if gpu["index"] in having(document, "ecc") else 0
         lines += [
             f'\t<gpu id="{gpu["bus_id"]}">',
@@ -198,18 +206,22 @@ def xml(document, gpus):
     return "\n".join([*lines, "</nvidia_smi_log>", ""])
 
 
-def run(arguments, document):
+def run(arguments: list[str], document: Document) -> str:
     """The text for these arguments.
 
     Raises:
         Failure: with the real program's text and exit code.
     """
-    fields, options, wanted, mode = [], [], None, "table"
+    fields: list[str] = []
+    options: list[str] = []
+    wanted: str | None = None
+    mode = "table"
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         if argument == "--version":
-            return f"NVIDIA-SMI version  : {document['driver_version']}\nDRIVER version      : {document['driver_version']}\n"
+            version = document["driver_version"]
+            return f"NVIDIA-SMI version  : {version}\nDRIVER version      : {version}\n"
         if argument in ("-L", "--list-gpus"):
             mode = "list"
         elif argument.startswith("--query-gpu="):
@@ -223,9 +235,10 @@ def run(arguments, document):
         elif argument in ("-i", "--id") and rest:
             wanted = rest.pop(0)
         else:
-            raise Failure(f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help. ({argument})\n", 2)
+            text = "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help."
+            raise Failure(f"{text} ({argument})\n", 2)
     if mode == "query" and "csv" not in options:
-        raise Failure('"--format=" switch is missing. Please run \'nvidia-smi -h\' for help.\n', 2)
+        raise Failure("\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n", 2)
     gpus = visible(document)
     if wanted is not None:
         gpus = [gpu for gpu in gpus if wanted in (str(gpu["index"]), gpu["uuid"], gpu["bus_id"])]
@@ -233,10 +246,11 @@ def run(arguments, document):
             raise Failure("No devices were found\n", 6)
     if mode == "query":
         return query(document, gpus, fields, options)
-    return {"list": listing, "xml": xml, "table": table}[mode](document, gpus)
+    answers: dict[str, Callable[[Document, list[Document]], str]] = {"list": listing, "xml": xml, "table": table}
+    return answers[mode](document, gpus)
 
 
-def main():
+def main() -> int:
     """Read the file, hang if told to, answer."""
     try:
         with open(DOCUMENT) as file:  # noqa: PTH123 (one small script, no pathlib import cost)
