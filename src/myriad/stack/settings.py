@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from myriad.errors import InputError
 
+_DEBIAN = "http://deb.debian.org/debian"
 _ENV_PREFIX = "MYRIAD_MIRROR_"
 _PROXY_KEYS = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -47,6 +48,10 @@ class Mirrors(BaseModel):
     def registry_url(self, host: str) -> str:
         """The base URL of a registry host, or of its mirror."""
         return _mirrored(f"https://{host}", self.registries)
+
+    def apt_url(self, pool: str) -> str:
+        """The URL of a file of the Debian archive, or of its mirror."""
+        return f"{(self.apt or _DEBIAN).rstrip('/')}/{pool}"
 
     def proxy_environment(self) -> dict[str, str]:
         """The proxy variables in both spellings, for child processes and for the nodes' units; empty without one."""

@@ -1,0 +1,270 @@
+"""A bundle: one directory that holds everything a site needs, by sha256, and says where each file came from.
+
+Layout: `bundle.yml` (this module's manifest) and `sha256/<2>/<hex>` (single files, and the blobs of OCI images:
+manifests, configs and layers). It holds no date: the same lock and the same files give the same manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from myriad.errors import InputError, MyriadError
+from myriad.stack.store import plain_hex, sha256_of
+
+MANIFEST = "bundle.yml"
+FILE_MEDIA_TYPE = "application/octet-stream"
+
+
+class BundleError(MyriadError):
+    """A bundle lacks something, or something in it has changed."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Origin(_Strict):
+    """Where a file came from. Only the fields of its `source` are set.
+
+    release: url, sha256 of what was downloaded, member. module: module, h1, go, package, ldflags, deps_sha256 (of the
+    module list that is linked in). package: package, package_version, sha256, member. local: folder, go.
+    image: the binary or files that the image holds. upstream: ref and digest of the registry.
+    """
+
+    source: Literal["release", "module", "package", "local", "image", "upstream"]
+    url: str | None = None
+    sha256: str | None = None
+    member: str | None = None
+    module: str | None = None
+    h1: str | None = None
+    go: str | None = None
+    package: str | None = None
+    ldflags: list[str] | None = None
+    staging: str | None = None
+    deps_sha256: str | None = None
+    package_version: str | None = None
+    folder: str | None = None
+    ref: str | None = None
+    digest: str | None = None
+    holds: list[str] | None = None
+
+
+class FileEntry(_Strict):
+    """One file: `sha256` is 64 hex digits, `size` is in bytes."""
+
+    name: str
+    component: str
+    version: str
+    kind: Literal["binary", "chart", "manifest", "rootfs"]
+    sha256: str
+    size: int
+    media_type: str = FILE_MEDIA_TYPE
+    origin: Origin
+
+
+class Blob(_Strict):
+    """One blob of an image: 64 hex digits, bytes, media type."""
+
+    sha256: str
+    size: int
+    media_type: str
+
+
+class ImageEntry(_Strict):
+    """One image. `ref` is `repo:tag`, `digest` is `sha256:<hex>` of its manifest; blobs hold config and layers."""
+
+    ref: str
+    component: str
+    version: str
+    digest: str
+    media_type: str
+    size: int
+    blobs: list[Blob]
+    origin: Origin
+
+    @property
+    def repo(self) -> str:
+        """The repository, such as `myriad/extension`."""
+        return self.ref.rpartition(":")[0]
+
+    @property
+    def tag(self) -> str:
+        """The tag, such as `v1.35.4`."""
+        return self.ref.rpartition(":")[2]
+
+
+class Manifest(_Strict):
+    """The content of bundle.yml."""
+
+    format: Literal[1] = Field(1, alias="schema")
+    myriad: str
+    arch: str
+    lock_sha256: str
+    versions: dict[str, str]
+    files: list[FileEntry]
+    images: list[ImageEntry]
+    left_out: dict[str, str] = Field(default_factory=dict, description="optional component -> why it is not here")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Problem(_Strict):
+    """One thing that `verify` found: what it is, where it lies, and what is wrong with it."""
+
+    name: str
+    path: str
+    problem: Literal["missing", "changed", "size"]
+    detail: str
+
+
+class Bundle:
+    """A bundle directory that has been read.
+
+    Args:
+        directory: the bundle's directory.
+        manifest: its manifest.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self._files = {entry.name: entry for entry in manifest.files}
+        self._images = {entry.ref: entry for entry in manifest.images}
+
+    @classmethod
+    def load(cls, directory: Path) -> Bundle:
+        """Read a bundle. Raises InputError when there is none or its manifest cannot be read."""
+        path = directory / MANIFEST
+        if not path.is_file():
+            raise InputError(
+                "is no bundle: bundle.yml is missing",
+                where=str(directory),
+                hint=f"make one: myriad bundle build --out {directory}",
+            )
+        try:
+            loaded = yaml.load(path.read_bytes(), _LOADER)  # noqa: S506 (a safe loader, in C where there is one)
+            return cls(directory, Manifest.model_validate(loaded))
+        except (yaml.YAMLError, ValidationError) as error:
+            raise InputError(
+                f"cannot be read: {error}", where=str(path), hint="build or copy the bundle again"
+            ) from error
+
+    @property
+    def digest(self) -> str:
+        """The sha256 (hex) of the manifest: it names the whole content."""
+        return hashlib.sha256(manifest_bytes(self.manifest)).hexdigest()
+
+    def file(self, name: str) -> FileEntry:
+        """The entry of a file. Raises BundleError naming what there is."""
+        if name not in self._files:
+            raise BundleError(
+                f"holds no file {name!r}", where=str(self.directory), hint=f"it holds: {', '.join(self._files)}"
+            )
+        return self._files[name]
+
+    def image(self, ref: str) -> ImageEntry:
+        """The entry of an image by `repo:tag`, or by `repo` when it stands once. Raises BundleError."""
+        if ref in self._images:
+            return self._images[ref]
+        matches = [entry for entry in self.manifest.images if entry.repo == ref]
+        if len(matches) != 1:
+            raise BundleError(
+                f"holds no image {ref!r}", where=str(self.directory), hint=f"it holds: {', '.join(self._images)}"
+            )
+        return matches[0]
+
+    def has_file(self, name: str) -> bool:
+        """Is there a file of this name? (Optional components may be left out.)"""
+        return name in self._files
+
+    def path(self, digest: str) -> Path:
+        """Where a blob lies in the bundle; accepts `<hex>` and `sha256:<hex>`."""
+        value = plain_hex(digest)
+        return self.directory / "sha256" / value[:2] / value
+
+    def file_path(self, name: str) -> Path:
+        """Where a file lies in the bundle (its name there is its digest, and it is not executable)."""
+        return self.path(self.file(name).sha256)
+
+    def blobs(self) -> Iterator[tuple[str, Blob]]:
+        """Every blob once, with the name of what it belongs to: files, image manifests, configs, layers."""
+        seen: set[str] = set()
+        for entry in self.manifest.files:
+            if entry.sha256 not in seen:
+                seen.add(entry.sha256)
+                yield entry.name, Blob(sha256=entry.sha256, size=entry.size, media_type=entry.media_type)
+        for image in self.manifest.images:
+            own = Blob(sha256=plain_hex(image.digest), size=image.size, media_type=image.media_type)
+            for blob in (own, *image.blobs):
+                if blob.sha256 not in seen:
+                    seen.add(blob.sha256)
+                    yield f"image {image.ref}", blob
+
+    def as_ansible_vars(self) -> dict[str, Any]:
+        """What playbooks need, compactly.
+
+        `myriad_artifacts`: {name: {sha256, size, version, kind}}; `myriad_stack_images`: {repo: {ref, repo, tag,
+        digest, size}}, the size being what a node pulls; `myriad_stack_versions`: {component: version};
+        `myriad_bundle`: {digest, directory, arch, left_out}.
+        """
+        return {
+            "myriad_bundle": {
+                "digest": self.digest,
+                "directory": str(self.directory),
+                "arch": self.manifest.arch,
+                "left_out": dict(self.manifest.left_out),
+            },
+            "myriad_artifacts": {
+                entry.name: {
+                    "sha256": entry.sha256,
+                    "size": entry.size,
+                    "version": entry.version,
+                    "kind": entry.kind,
+                }
+                for entry in self.manifest.files
+            },
+            "myriad_stack_images": {
+                entry.repo: {
+                    "ref": entry.ref,
+                    "repo": entry.repo,
+                    "tag": entry.tag,
+                    "digest": entry.digest,
+                    "size": entry.size + sum(blob.size for blob in entry.blobs),
+                }
+                for entry in self.manifest.images
+            },
+            "myriad_stack_versions": dict(self.manifest.versions),
+        }
+
+    def verify(self) -> list[Problem]:
+        """Read every blob and compare it with the manifest. An empty list: nothing is missing or changed."""
+        problems = []
+        for name, blob in self.blobs():
+            path = self.path(blob.sha256)
+            relative = str(path.relative_to(self.directory))
+            if not path.is_file():
+                problems.append(Problem(name=name, path=relative, problem="missing", detail="it is not there"))
+                continue
+            size = path.stat().st_size
+            if size != blob.size:
+                detail = f"{size} bytes, the manifest says {blob.size}"
+                problems.append(Problem(name=name, path=relative, problem="size", detail=detail))
+            elif (found := sha256_of(path)) != blob.sha256:
+                problems.append(Problem(name=name, path=relative, problem="changed", detail=f"its sha256 is {found}"))
+        return problems
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The manifest as bundle.yml holds it."""
+    value = manifest.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=200, allow_unicode=True).encode()
