@@ -2,7 +2,7 @@
 
 Runs as a file, with the Python that the preflight picked and before any package is there: standard library only.
 uv itself is pinned by uv.lock and put into the cache once; everything else is what uv.lock says, by hash. A mirror
-(MYRIAD_MIRROR_PYPI, or the variables that pip and uv read) changes where files come from and never what they are:
+(MYRIAD_MIRROR_PYTHON, or the variables that pip and uv read) changes where files come from and never what they are:
 uv.lock names its index, so behind a mirror the lock is exported with its hashes and installed from there.
 """
 
@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 #: Variables that name an index for Python packages, the first that is set counts.
-MIRROR_VARIABLES = ("MYRIAD_MIRROR_PYPI", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+MIRROR_VARIABLES = ("MYRIAD_MIRROR_PYTHON", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 #: They would make uv compare uv.lock with another index; taken out of its environment.
 _INDEX_VARIABLES = (*MIRROR_VARIABLES, "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 STAMP = ".myriad-environment"
@@ -35,8 +36,21 @@ class SetupError(Exception):
 
 
 def mirror(environ: Mapping[str, str]) -> str:
-    """The index to install from, or an empty string for the one that uv.lock names."""
-    return next((environ[name] for name in MIRROR_VARIABLES if environ.get(name)), "")
+    """The index to install from, or an empty string for the one that uv.lock names.
+
+    The variables come first, then `python:` in the file that holds all mirrors (MYRIAD_MIRRORS_FILE, else
+    ~/.config/myriad/mirrors.yml), read without a YAML library because none is there yet.
+    """
+    named = next((environ[name] for name in MIRROR_VARIABLES if environ.get(name)), "")
+    if named:
+        return named
+    config = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
+    path = Path(environ.get("MYRIAD_MIRRORS_FILE") or config / "myriad" / "mirrors.yml")
+    try:
+        found = re.search(r"""^python:\s*["']?([^\s"'#]+)""", path.read_text(), re.M)
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
 
 
 def locked_uv(lock_text: str) -> tuple[str, list[tuple[str, str]]]:
@@ -92,7 +106,7 @@ def find_uv(root: Path, python: str, cache: Path, environ: Mapping[str, str]) ->
             reasons.append(str(error).strip().splitlines()[-1] if str(error).strip() else repr(error))
     raise SetupError(
         f"uv {version} could not be had: {'; '.join(reasons)}. "
-        "Check the network, or set MYRIAD_MIRROR_PYPI to a package index that this machine reaches."
+        "Check the network, or set MYRIAD_MIRROR_PYTHON to a package index that this machine reaches."
     )
 
 
@@ -175,7 +189,7 @@ def sync(root: Path, uv: Path, python: str, cache: Path, environ: Mapping[str, s
                 tail = "\n  ".join(log.read_text().strip().splitlines()[-6:])
                 raise SetupError(
                     f"uv did not make the environment:\n  {tail}\n"
-                    "Check the network, or set MYRIAD_MIRROR_PYPI to a package index that this machine reaches."
+                    "Check the network, or set MYRIAD_MIRROR_PYTHON to a package index that this machine reaches."
                 )
 
         if not index:
@@ -190,16 +204,45 @@ def sync(root: Path, uv: Path, python: str, cache: Path, environ: Mapping[str, s
         run("pip", "install", "--no-deps", *target, "--editable", ".")
 
 
+#: Parts of the collection; the folder itself is no link, because it would then hold `.venv` again.
+COLLECTION = ("meta", "playbooks", "plugins", "roles", "galaxy.yml")
+
+
+def unlink_collection(root: Path) -> None:
+    """Take the links away before uv works: removing a package follows them and would delete the clone's own files."""
+    for folder in _collection_folders(root):
+        for name in COLLECTION:
+            if (folder / name).is_symlink():
+                (folder / name).unlink()
+
+
 def link_collection(root: Path) -> None:
-    """Let Ansible find this clone as the collection `myriad.gpu`, wherever it lies."""
-    for library in (root / ".venv" / "lib").glob("python3.*"):
-        link = library / "site-packages" / "ansible_collections" / "myriad" / "gpu"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if link.is_symlink() and link.resolve() == root.resolve():
-            continue
-        if link.is_symlink() or link.exists():
-            link.unlink()
-        link.symlink_to(root)
+    """Let Ansible find this clone as the collection `myriad.gpu`, wherever it lies.
+
+    The editable package brings copies of the collection's files. They are replaced by links, and its list of installed
+    files no longer names them, so that no installer follows a link and deletes what it leads to.
+    """
+    for folder in _collection_folders(root):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in COLLECTION:
+            link, target = folder / name, root / name
+            if link.is_symlink() and link.resolve() == target.resolve():
+                continue
+            if link.is_symlink() or link.is_file():
+                link.unlink()
+            elif link.is_dir():
+                shutil.rmtree(link)
+            link.symlink_to(target)
+        for record in folder.parents[2].glob("myriad-*.dist-info/RECORD"):
+            lines = record.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if not line.startswith("ansible_collections/")]
+            if kept != lines:
+                record.write_text("".join(kept))
+
+
+def _collection_folders(root: Path) -> list[Path]:
+    libraries = (root / ".venv" / "lib").glob("python3.*")
+    return [library / "site-packages" / "ansible_collections" / "myriad" / "gpu" for library in libraries]
 
 
 @contextlib.contextmanager
@@ -227,10 +270,11 @@ def main() -> int:
             fresh = stamp.exists() and stamp.read_text() == wanted
             if not fresh:
                 stamp.unlink(missing_ok=True)
+                unlink_collection(root)
                 uv = find_uv(root, python, cache, os.environ)
                 sync(root, uv, python, cache, os.environ, root / ".lab" / "environment.log")
-                stamp.write_text(wanted)
             link_collection(root)
+            stamp.write_text(wanted)
     except SetupError as error:
         print(f"environment      {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,81 @@
+# `make lab` brings up a GPU cluster on this machine, `make test` proves the project; `make help` lists the rest.
+# Everything runs in the locked environment .venv, which `make env` makes from uv.lock by itself.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+PYTHON3 ?= python3
+BIN := .venv/bin
+LAB := src/myriad/lab
+# Arguments after a target: make test ARGS="-k placement"
+ARGS ?=
+PYTEST := $(BIN)/pytest $(ARGS)
+
+.PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit test test-full integration e2e \
+        bench-placement bench-bringup bundle validate build clean
+
+help: ## list the verbs
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: ## the locked Python environment (.venv); does nothing when it is there
+	@python=$$($(PYTHON3) $(LAB)/preflight.py --pick-python) && "$$python" $(LAB)/environment.py --quiet
+
+preflight: ## look at this machine and tell all that is wrong; changes nothing
+	@$(PYTHON3) $(LAB)/preflight.py
+
+lab: ## a real cluster on this machine: one control plane, three GPU nodes, a gang job
+	@$(PYTHON3) $(LAB)/preflight.py
+	@python=$$($(PYTHON3) $(LAB)/preflight.py --pick-python) && "$$python" $(LAB)/environment.py
+	@$(BIN)/myriad lab up --from-make $(ARGS)
+
+lab-status: env ## what the lab is and how its nodes do
+	@$(BIN)/myriad lab status
+
+lab-down: env ## remove the lab, its network and settings, and the engine if make lab started it
+	@$(BIN)/myriad lab down
+
+lab-clean: env ## remove the caches too: store, bundles, Go and Python caches
+	@$(BIN)/myriad lab clean
+
+lint: env ## ruff, yamllint, ansible-lint, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/yamllint --strict .
+	ANSIBLE_LINT_SKIP_SCHEMA_UPDATE=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline
+
+types: env ## mypy --strict
+	$(BIN)/mypy
+
+unit: env ## unit and contract tests
+	$(PYTEST) tests/unit tests/contract
+
+check: lint types unit ## for a first contribution: lint, types, unit, contract; no root, no engine, minutes
+
+integration: env ## the wheel and the collection, built, installed and used
+	$(PYTEST) tests/integration -m "not slow"
+
+test: check ## everything that a change must pass: check, integration and end to end on a lab of its own
+	$(BIN)/python -m myriad.lab.testing -m "not slow" tests/integration tests/e2e $(ARGS)
+
+test-full: check ## make test and the slow tests, for the night
+	$(BIN)/python -m myriad.lab.testing tests/integration tests/e2e tests/scale $(ARGS)
+
+bench-placement: env ## one placement decision at 10,000 and 50,000 GPUs, as JSON lines
+	@$(BIN)/python -m tests.scale.bench_placement $(ARGS)
+
+bench-bringup: env ## the cluster by hand, then by site.yml, both times and their ratio
+	@$(BIN)/python -m myriad.bench.bringup $(ARGS)
+
+bundle: env ## every artifact of the lock in one folder, from releases or from source
+	@$(BIN)/myriad bundle build $(ARGS)
+
+validate: env ## check every inventory of this project
+	@$(BIN)/myriad validate -i inventories/lab
+	@$(BIN)/myriad validate -i inventories/example
+
+build: env ## the wheel and the collection tarball, into dist/
+	@$(BIN)/uv build --wheel --out-dir dist
+	@$(BIN)/ansible-galaxy collection build --force --output-path dist
+
+clean: ## remove what builds and tools leave in the clone; the lab and the caches stay
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
