@@ -1,0 +1,84 @@
+"""Running a playbook of Myriad as a verb: the command is printed, its events become an exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+
+from myriad.cli.output import err_console
+from myriad.errors import InputError, MyriadError
+
+
+def playbook_path(name: str, start: Path | None = None) -> str:
+    """What to hand to ansible-playbook for `name`: the clone's playbook, or the installed collection's.
+
+    Args:
+        name: `site`, `reset`, ...
+        start: where to look for a clone, the working directory by default.
+    """
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        candidate = folder / "playbooks" / f"{name}.yml"
+        if candidate.is_file() and (folder / "galaxy.yml").is_file():
+            return os.path.relpath(candidate, here)
+    return f"myriad.gpu.{name}"
+
+
+def ansible_playbook_program() -> str:
+    """The ansible-playbook of this Python environment; another one would not know the collection."""
+    own = Path(sys.executable).with_name("ansible-playbook")
+    if not own.exists():
+        raise MyriadError(
+            "ansible-playbook is not in this Python environment",
+            where=str(own.parent),
+            hint="Run `make env` in a clone, or install the wheel again.",
+        )
+    return str(own)
+
+
+def run_playbook(
+    name: str, *, inventory: Path, arguments: Iterable[str] = (), extra: dict[str, str] | None = None, quiet: bool = False
+) -> tuple[int, Path]:
+    """Run a playbook to its end.
+
+    Args:
+        name: `site`, `reset`, ...
+        inventory: folder or file of the description.
+        arguments: further arguments of ansible-playbook, as they are typed.
+        extra: extra variables.
+        quiet: send its output to standard error, so that standard output can carry JSON.
+
+    Returns:
+        ansible-playbook's own exit code, and the file with the run's events.
+
+    Raises:
+        InputError: when the inventory does not exist.
+    """
+    if not inventory.exists():
+        raise InputError(
+            "there is no such inventory", where=str(inventory), hint="`ls inventories` lists what this project holds."
+        )
+    command = [ansible_playbook_program(), playbook_path(name), "-i", str(inventory), *arguments]
+    for key, value in (extra or {}).items():
+        command += ["-e", f"{key}={value}"]
+    handle, events = tempfile.mkstemp(prefix="myriad-events-", suffix=".jsonl")
+    os.close(handle)
+    environment = {**os.environ, "MYRIAD_EVENTS": events}
+    environment.setdefault("ANSIBLE_STDOUT_CALLBACK", "myriad.gpu.progress")
+    err_console.print(shlex.join(["ansible-playbook", *command[1:]]), style="dim", markup=False)
+    done = subprocess.run(command, env=environment, stdout=sys.stderr if quiet else None, check=False)
+    return done.returncode, Path(events)
+
+
+def data_file(name: str) -> Path:
+    """A data file of the package, from the clone or the installed wheel."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / name).is_file() and (folder / "galaxy.yml").is_file():
+            return folder / name
+    return Path(str(resources.files("myriad") / "data" / name))
