@@ -1,0 +1,309 @@
+"""OCI images as content-addressed blobs: layers, configurations, manifests, and what is written from them.
+
+Formats: https://github.com/opencontainers/image-spec (layer, config, manifest, image-layout).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
+
+import zstandard
+
+from myriad.errors import MyriadError
+from myriad.images.layer import SOURCE_DATE_EPOCH, Entry, file_from_bytes, file_from_path, write_tar
+
+MEDIA_TYPE_LAYER_ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+MEDIA_TYPE_LAYER_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+MEDIA_TYPE_CONFIG = "application/vnd.oci.image.config.v1+json"
+MEDIA_TYPE_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+MEDIA_TYPE_INDEX = "application/vnd.oci.image.index.v1+json"
+
+Compression = Literal["zstd", "gzip"]
+#: One level for all layers: a layer's digest depends on it. docs/adr says why this one.
+ZSTD_LEVEL = 9
+GZIP_LEVEL = 6
+_CHUNK = 1 << 20
+
+
+class Blob(NamedTuple):
+    """A blob of an image: where it lies, its size in bytes and its OCI media type."""
+
+    path: Path
+    size: int
+    media_type: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer in the store: `digest` names the compressed bytes, `diff_id` the tar stream inside. Sizes are in
+    bytes."""
+
+    digest: str
+    diff_id: str
+    size: int
+    tar_size: int
+    media_type: str
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """What a runtime needs to know to start the image."""
+
+    entrypoint: Sequence[str] = ()
+    command: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    working_dir: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = "amd64"
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image whose blobs are all in the store. `ref` is `repo:tag` without a registry; digests are `sha256:<hex>`."""
+
+    ref: str
+    manifest_digest: str
+    config_digest: str
+    layer_digests: tuple[str, ...]
+    blobs: dict[str, Blob]
+
+    @property
+    def size(self) -> int:
+        """What a node with an empty store pulls, in bytes."""
+        return sum(blob.size for blob in self.blobs.values())
+
+
+class BlobStore:
+    """A content-addressed directory: the blob `sha256:<hex>` is the file `sha256/<first two digits>/<hex>`.
+
+    It has the layout of the artifact store, so both may be one directory. Blobs appear by rename and are never changed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, digest: str) -> Path:
+        """Where the blob lies or would lie."""
+        algorithm, _, name = digest.partition(":")
+        if algorithm != "sha256" or len(name) != 64:
+            raise MyriadError(f"{digest!r} is not a digest of the form sha256:<64 hexadecimal digits>")
+        return self.root / algorithm / name[:2] / name
+
+    def has(self, digest: str, *, size: int | None = None) -> bool:
+        """True if the blob is there, with that size."""
+        path = self.path(digest)
+        return path.is_file() and (size is None or path.stat().st_size == size)
+
+    @contextmanager
+    def writer(self) -> Iterator[_BlobWriter]:
+        """A stream into the store; `writer.digest` and `writer.size` are right when the block ends without an error."""
+        incoming = self.root / "incoming"
+        incoming.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=incoming)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                writer = _BlobWriter(file)
+                yield writer
+            self._place(temporary, writer.digest)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _place(self, temporary: Path, digest: str) -> None:
+        target = self.path(digest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.chmod(0o644)
+        temporary.replace(target)
+
+    def put(self, data: bytes) -> str:
+        """Store bytes and return their digest."""
+        digest = sha256_digest(data)
+        if not self.has(digest, size=len(data)):
+            with self.writer() as writer:
+                writer.write(data)
+        return digest
+
+
+class _BlobWriter:
+    """Counts and hashes what passes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """Compressors call it; the file is flushed when it is closed."""
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def sha256_digest(data: bytes) -> str:
+    """`sha256:<hex>` of bytes."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling for one value: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def write_layer(
+    store: BlobStore,
+    entries: Iterable[Entry],
+    *,
+    comment: str = "",
+    compression: Compression = "zstd",
+    epoch: int = SOURCE_DATE_EPOCH,
+) -> Layer:
+    """Write the entries as one compressed layer into the store.
+
+    One thread and one level, always: with several threads a zstd stream depends on their number.
+    """
+    with store.writer() as blob:
+        if compression == "zstd":
+            compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, threads=0)
+            stream = cast(IO[bytes], compressor.stream_writer(cast(IO[bytes], blob), closefd=False))
+        else:
+            stream = cast(
+                IO[bytes],
+                gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=cast(IO[bytes], blob), mtime=0),
+            )
+        with stream:
+            tar = _BlobWriter(stream)
+            write_tar(entries, cast(IO[bytes], tar), epoch=epoch)
+    return Layer(
+        digest=blob.digest,
+        diff_id=tar.digest,
+        size=blob.size,
+        tar_size=tar.size,
+        media_type=MEDIA_TYPE_LAYER_ZSTD if compression == "zstd" else MEDIA_TYPE_LAYER_GZIP,
+        comment=comment,
+    )
+
+
+def write_image(
+    store: BlobStore, *, ref: str, layers: Sequence[Layer], config: ImageConfig, epoch: int = SOURCE_DATE_EPOCH
+) -> BuiltImage:
+    """Write the configuration and the manifest of an image whose layers are in the store, lowest layer first."""
+    created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    runtime: dict[str, Any] = {
+        "Entrypoint": list(config.entrypoint),
+        "Cmd": list(config.command),
+        "Env": [f"{key}={value}" for key, value in sorted(config.env.items())],
+        "User": config.user,
+        "WorkingDir": config.working_dir,
+        "Labels": dict(config.labels),
+    }
+    config_data = canonical_json(
+        {
+            "architecture": config.architecture,
+            "config": {key: value for key, value in runtime.items() if value},
+            "created": created,
+            "history": [{"created": created, "created_by": f"myriad: {layer.comment}"} for layer in layers],
+            "os": "linux",
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        }
+    )
+    config_digest = store.put(config_data)
+    manifest_data = canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": MEDIA_TYPE_MANIFEST,
+            "config": {"mediaType": MEDIA_TYPE_CONFIG, "digest": config_digest, "size": len(config_data)},
+            "layers": [{"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in layers],
+        }
+    )
+    manifest_digest = store.put(manifest_data)
+    blobs = {layer.digest: Blob(store.path(layer.digest), layer.size, layer.media_type) for layer in layers}
+    blobs[config_digest] = Blob(store.path(config_digest), len(config_data), MEDIA_TYPE_CONFIG)
+    blobs[manifest_digest] = Blob(store.path(manifest_digest), len(manifest_data), MEDIA_TYPE_MANIFEST)
+    return BuiltImage(ref, manifest_digest, config_digest, tuple(layer.digest for layer in layers), blobs)
+
+
+def export_layout(images: Sequence[BuiltImage], out: Path) -> None:
+    """Write an OCI image layout: `oci-layout`, `index.json`, `blobs/sha256/<hex>`; blobs are hard links where the
+    disk allows it."""
+    blobs = out / "blobs" / "sha256"
+    blobs.mkdir(parents=True, exist_ok=True)
+    manifests = []
+    for image in sorted(images, key=lambda one: one.ref):
+        for digest, blob in image.blobs.items():
+            _link(blob.path, blobs / digest.removeprefix("sha256:"))
+        manifests.append(
+            {
+                "mediaType": MEDIA_TYPE_MANIFEST,
+                "digest": image.manifest_digest,
+                "size": image.blobs[image.manifest_digest].size,
+                "platform": {"architecture": "amd64", "os": "linux"},
+                "annotations": {"org.opencontainers.image.ref.name": image.ref},
+            }
+        )
+    index = {"schemaVersion": 2, "mediaType": MEDIA_TYPE_INDEX, "manifests": manifests}
+    (out / "index.json").write_bytes(canonical_json(index))
+    (out / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+
+
+def _link(source: Path, target: Path) -> None:
+    """A hard link, or a copy on another disk."""
+    if target.exists():
+        return
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def open_layer(blob: Blob) -> IO[bytes]:
+    """The tar stream inside a layer, for reading once from start to end."""
+    if blob.media_type == MEDIA_TYPE_LAYER_ZSTD:
+        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(blob.path.open("rb"), closefd=True))
+    if blob.media_type == MEDIA_TYPE_LAYER_GZIP:
+        return cast(IO[bytes], gzip.open(blob.path, "rb"))
+    raise MyriadError(f"{blob.media_type} is not a layer", where=str(blob.path))
+
+
+def export_docker_archive(image: BuiltImage, out: Path, *, epoch: int = SOURCE_DATE_EPOCH) -> None:
+    """Write one file for `docker load`. The layers are stored uncompressed: Docker before 23 reads no zstd."""
+    config_name = f"{image.config_digest.removeprefix('sha256:')}.json"
+    with tempfile.TemporaryDirectory(prefix="myriad-archive-") as scratch:
+        entries = []
+        names = []
+        for number, digest in enumerate(image.layer_digests):
+            plain = Path(scratch) / str(number)
+            with open_layer(image.blobs[digest]) as source, plain.open("wb") as target:
+                shutil.copyfileobj(source, target, _CHUNK)
+            names.append(f"{number:02d}/layer.tar")
+            entries.append(file_from_path(names[-1], plain))
+        entries.append(file_from_path(config_name, image.blobs[image.config_digest].path))
+        manifest = [{"Config": config_name, "RepoTags": [image.ref], "Layers": names}]
+        entries.append(file_from_bytes("manifest.json", canonical_json(manifest)))
+        with out.open("wb") as file:
+            write_tar(entries, file, epoch=epoch)
+
+
+def read_layer_paths(blob: Blob) -> list[str]:
+    """The paths of a layer in the order in which they are stored."""
+    with open_layer(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        return [member.name for member in tar]

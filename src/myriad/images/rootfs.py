@@ -1,0 +1,412 @@
+"""Debian root file systems by mmdebstrap: the base that all of Myriad's images share, and the lab's nodes.
+
+Both are Debian bookworm. mmdebstrap needs no daemon, and no root where unprivileged user namespaces are allowed. Its
+tar is not used as it
+is: it is read back, what a recipe does not want is left out, and the rest is written by `layer`, so the result is the
+    same bits each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any, cast
+
+from myriad.errors import InputError, MyriadError
+from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
+from myriad.images.layer import Entry, Kind, file_from_bytes, from_tar, write_tar
+from myriad.images.oci import Layer, canonical_json, sha256_digest, write_layer
+
+SUITE = "bookworm"
+DEBIAN_SOURCES = (
+    "deb http://deb.debian.org/debian bookworm main",
+    "deb http://deb.debian.org/debian bookworm-updates main",
+    "deb http://deb.debian.org/debian-security bookworm-security main",
+)
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_KEYRING_HINT = "apt-get install debian-archive-keyring (it is in Debian and in Ubuntu), or name another keyring"
+
+# Left by every installation, different each time or for each machine, or made anew by what runs the image.
+# Directories stay.
+_NEVER = (
+    "dev/*",
+    "proc/*",
+    "run/*",
+    "sys/*",
+    "tmp/*",
+    "etc/apt/apt.conf.d/99mmdebstrap",
+    "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+    "etc/hostname",
+    "etc/resolv.conf",
+    "etc/ssh/ssh_host_*",
+    "etc/group-",
+    "etc/gshadow-",
+    "etc/passwd-",
+    "etc/shadow-",
+    "etc/subgid-",
+    "etc/subuid-",
+    "var/backups/*",
+    "var/cache/*",
+    "var/lib/apt/lists/*",
+    "var/lib/apt/extended_states",
+    "var/lib/dpkg/*-old",
+    "var/lib/systemd/random-seed",
+    "var/log/*",
+    "var/tmp/*",
+)
+_DOCUMENTS = (
+    "usr/share/doc/*",
+    "usr/share/info/*",
+    "usr/share/lintian/*",
+    "usr/share/locale/*",
+    "usr/share/man/*",
+    "usr/share/bug/*",
+    "usr/share/menu/*",
+    "usr/share/pixmaps/*",
+)
+# Nothing but bytecode that a later start would write anyway, and with a time in it: replaced by hash-based files (see
+# _HOOK_BYTECODE).
+_HOOK_BYTECODE = (
+    'chroot "$1" env PYTHONHASHSEED=0 python3 -I -m compileall -q -f --invalidation-mode unchecked-hash'
+    " /usr/lib/python3.11 /usr/lib/python3"
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a root file system holds.
+
+    `purge` names packages that the installation needs and the image does not: their files and their lines in dpkg's
+    status are left out.
+    `drop` are patterns of paths (`*` spans directories). `revision` grows when the code here changes what comes out.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    purge: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    setuid_allowed: bool = True
+    revision: int = 1
+
+
+BASE = Recipe(
+    name="base",
+    packages=("python3", "ca-certificates", "iptables", "conntrack", "kmod", "iproute2"),
+    purge=(
+        *("adduser", "apt", "bsdutils", "debconf", "debian-archive-keyring", "dpkg", "e2fsprogs", "gpgv"),
+        *("init-system-helpers", "libapt-pkg6.0", "libdebconfclient0", "libext2fs2", "libgmp10", "libgnutls30"),
+        *("libhogweed6", "libidn2-0", "libnettle8", "libp11-kit0", "libpam-modules", "libpam-modules-bin"),
+        *("libpam-runtime", "libsemanage-common", "libsemanage2", "libsepol2", "libss2", "libtasn1-6", "libunistring2"),
+        *("login", "logsave", "mount", "passwd", "perl-base", "sysvinit-utils", "usr-is-merged", "util-linux-extra"),
+    ),
+    drop=(
+        *_DOCUMENTS,
+        "etc/apt/*",
+        "etc/systemd/*",
+        "etc/pam.d/*",
+        "usr/lib/init/*",
+        "usr/lib/python3*/test/*",
+        "usr/lib/python3*/pydoc_data/*",
+        "usr/lib/systemd/*",
+        "usr/lib/valgrind/*",
+        "usr/share/bash-completion/*",
+        "usr/share/debconf/*",
+        "usr/share/polkit-1/*",
+        "usr/share/perl*/*",
+        "usr/share/zoneinfo/posix/*",
+        "usr/share/zoneinfo/right/*",
+        "var/lib/dpkg/info/*",
+        "var/lib/dpkg/alternatives/*",
+        "var/lib/apt/*",
+    ),
+    setuid_allowed=False,
+)
+
+NODE = Recipe(
+    name="node",
+    packages=(
+        *("systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "chrony"),
+        *("python3", "python3-apt", "ca-certificates", "curl", "libseccomp2", "socat"),
+        *("iproute2", "iptables", "nftables", "conntrack", "ethtool", "kmod", "procps", "util-linux", "mount"),
+    ),
+    drop=_DOCUMENTS,
+)
+
+
+@dataclass(frozen=True)
+class Rootfs:
+    """A root file system as a tar in the store. `packages` maps each Debian package to its version."""
+
+    path: Path
+    sha256: str
+    size: int
+    packages: dict[str, str]
+
+
+def build_base_layer(ctx: BuildContext) -> Layer:
+    """The layer that every Python image and kube-proxy start from."""
+    return ctx.cached_layer("base", _inputs(ctx, BASE), lambda: _base_layer(ctx))
+
+
+def _base_layer(ctx: BuildContext) -> Layer:
+    with _installed(ctx, BASE) as archive:
+        return write_layer(ctx.blobs, recipe_entries(archive, BASE), comment="base (Debian bookworm)", epoch=ctx.epoch)
+
+
+def build_node_rootfs(ctx: BuildContext) -> Rootfs:
+    """The root file system of a lab node, for `docker import`.
+
+    It holds no ssh host keys and an empty machine-id: whoever starts a node makes them (`ssh-keygen -A`; systemd does
+    the id).
+    """
+    inputs = _inputs(ctx, NODE)
+    key = sha256_digest(canonical_json({"epoch": ctx.epoch, "inputs": inputs})).removeprefix("sha256:")
+    record = ctx.cache_dir / "rootfs" / f"{key}.json"
+    known = read_record(record)
+    if known is not None and ctx.blobs.has(f"sha256:{known['sha256']}", size=known["size"]):
+        ctx.on_event(BuildEvent("node", "cached", known["sha256"], size=known["size"]))
+        return Rootfs(path=ctx.blobs.path(f"sha256:{known['sha256']}"), **known)
+    begun = time.monotonic()
+    ctx.on_event(BuildEvent("node", "started"))
+    with _installed(ctx, NODE) as archive:
+        packages = installed_packages(archive)
+        with ctx.blobs.writer() as blob:
+            write_tar(recipe_entries(archive, NODE), cast(IO[bytes], blob), epoch=ctx.epoch)
+    result = Rootfs(ctx.blobs.path(blob.digest), blob.digest.removeprefix("sha256:"), blob.size, packages)
+    write_record(record, {"sha256": result.sha256, "size": result.size, "packages": packages})
+    ctx.on_event(BuildEvent("node", "finished", result.sha256, seconds=time.monotonic() - begun, size=result.size))
+    return result
+
+
+def _inputs(ctx: BuildContext, recipe: Recipe) -> dict[str, Any]:
+    return {"recipe": asdict(recipe), "sources": list(apt_sources(ctx)), "hook": _HOOK_BYTECODE}
+
+
+# --- the installation -----------------------------------------------------------------------------
+
+
+class _installed:
+    """Runs mmdebstrap and gives the path of its tar, which is gone afterwards."""
+
+    def __init__(self, ctx: BuildContext, recipe: Recipe) -> None:
+        self._ctx, self._recipe = ctx, recipe
+
+    def __enter__(self) -> Path:
+        self._scratch = tempfile.TemporaryDirectory(prefix="myriad-rootfs-")
+        archive = Path(self._scratch.name) / "rootfs.tar"
+        try:
+            _run_mmdebstrap(self._ctx, self._recipe, archive)
+        except BaseException:
+            self._scratch.cleanup()
+            raise
+        return archive
+
+    def __exit__(self, *error: object) -> None:
+        self._scratch.cleanup()
+
+
+def _run_mmdebstrap(ctx: BuildContext, recipe: Recipe, archive: Path) -> None:
+    """Install the recipe's packages into a tar. Downloaded packages are kept in the cache, so a second run needs the
+    index only."""
+    program = ctx.program("mmdebstrap", hint="apt-get install mmdebstrap")
+    debs = ctx.cache_dir / "debs"
+    debs.mkdir(parents=True, exist_ok=True)
+    quoted = shlex.quote(str(debs))
+    command = [
+        str(program),
+        "--variant=minbase",
+        "--format=tar",
+        # usr-is-merged instead of usrmerge, which would bring 40 MB of Perl; the hook merges /usr before the first
+        # package is unpacked.
+        f"--include={','.join(('usr-is-merged', *recipe.packages))}",
+        "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
+        "--dpkgopt=force-unsafe-io",
+        *(f"--dpkgopt=path-exclude=/{pattern}" for pattern in _DOCUMENTS),
+        '--aptopt=Acquire::Languages "none"',
+        '--aptopt=Acquire::Retries "3"',
+        "--skip=download/empty,essential/unlink",
+        '--setup-hook=mkdir -p "$1"/var/cache/apt/archives/',
+        f"--setup-hook=sync-in {quoted} /var/cache/apt/archives/",
+        f"--customize-hook=sync-out /var/cache/apt/archives {quoted}",
+        f"--customize-hook={_HOOK_BYTECODE}",
+        SUITE,
+        str(archive),
+        *apt_sources(ctx),
+    ]
+    log = ctx.cache_dir / "logs" / f"rootfs-{recipe.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    last: deque[str] = deque(maxlen=12)
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(ctx.epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None  # noqa: S101 - for the type checker; PIPE was asked for above
+        for line in process.stdout:
+            file.write(line)
+            last.append(line.rstrip())
+            if line.startswith("I: "):
+                seconds = time.monotonic() - begun
+                ctx.on_event(BuildEvent(recipe.name, "progress", line[3:].strip(), seconds=seconds))
+    if process.returncode != 0:
+        raise MyriadError(
+            f"mmdebstrap could not make the root file system {recipe.name!r} (exit {process.returncode}): "
+            + " | ".join(last),
+            where=str(log),
+            hint="look at the log; unreachable mirrors are set by apt_sources, a missing signature by " + _KEYRING_HINT,
+        )
+
+
+def apt_sources(ctx: BuildContext, *, etc: Path = Path("/etc")) -> tuple[str, ...]:
+    """The apt sources in one-line form: those given, else this machine's own mirrors when it runs bookworm, else
+    Debian's.
+
+    Raises:
+        InputError: no keyring that could verify them.
+    """
+    sources = ctx.apt_sources or tuple(machine_sources(etc)) or DEBIAN_SOURCES
+    keyring = ctx.apt_keyring or KEYRING
+    if not keyring.is_file():
+        raise InputError(
+            "the keyring that verifies Debian's packages is missing", where=str(keyring), hint=_KEYRING_HINT
+        )
+    return tuple(
+        source if "[" in source else source.replace("deb ", f"deb [signed-by={keyring}] ", 1) for source in sources
+    )
+
+
+def machine_sources(etc: Path) -> list[str]:
+    """Debian bookworm's sources as this machine is told to reach them; other suites and vendors are left alone."""
+    found: list[str] = []
+    files = [etc / "apt" / "sources.list", *sorted((etc / "apt" / "sources.list.d").glob("*"))]
+    for path in files:
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix == ".sources":
+            found += _deb822_sources(text)
+        elif path.suffix == ".list":
+            found += _one_line_sources(text)
+    return list(dict.fromkeys(found))
+
+
+def _one_line_sources(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        match = re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)\s+(.+)", line.split("#")[0].strip())
+        if match:
+            yield from _source(match[1], match[2], match[3].split())
+
+
+def _deb822_sources(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
+        fields = {key.lower(): value for key, value in re.findall(r"(?m)^(\S+):[ \t]*(.*(?:\n[ \t]+.*)*)", paragraph)}
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").strip() == "no":
+            continue
+        for uri in fields.get("uris", "").split():
+            for suite in fields.get("suites", "").split():
+                yield from _source(uri, suite, fields.get("components", "").split())
+
+
+def _source(uri: str, suite: str, components: Sequence[str]) -> Iterator[str]:
+    """Only main is used: the rest of the machine's components is not ours to put into images."""
+    if suite in (SUITE, f"{SUITE}-updates", f"{SUITE}-security") and "main" in components:
+        yield f"deb {uri.rstrip('/')} {suite} main"
+
+
+# --- from what was installed to what is kept ------------------------------------------------------
+
+
+def recipe_entries(archive: Path, recipe: Recipe) -> Iterator[Entry]:
+    """The entries of a fresh installation that the recipe keeps, with owners and modes as installed."""
+    status = _read(archive, "var/lib/dpkg/status").decode()
+    purged = _purged_paths(archive, recipe.purge)
+
+    def keep(entry: Entry) -> bool:
+        patterns = recipe.drop if entry.kind is Kind.DIRECTORY else (*_NEVER, *recipe.drop)
+        return entry.path not in purged and not any(fnmatchcase(entry.path, pattern) for pattern in patterns)
+
+    for entry in from_tar(archive, keep=keep):
+        if entry.path == "var/lib/dpkg/status":
+            yield file_from_bytes(entry.path, _without_packages(status, recipe.purge).encode(), mode=entry.mode)
+        elif entry.path == "etc/machine-id":
+            yield file_from_bytes(entry.path, b"", mode=0o444)
+        elif not recipe.setuid_allowed and entry.kind in (Kind.FILE, Kind.HARDLINK):
+            yield replace(entry, mode=entry.mode & 0o777)
+        else:
+            yield entry
+
+
+def installed_packages(archive: Path) -> dict[str, str]:
+    """Package to version, from dpkg's status inside the tar."""
+    status = _read(archive, "var/lib/dpkg/status").decode()
+    packages = {}
+    for paragraph in status.strip().split("\n\n"):
+        fields = dict(re.findall(r"(?m)^(Package|Version): (.*)$", paragraph))
+        packages[fields["Package"]] = fields["Version"]
+    return dict(sorted(packages.items()))
+
+
+def _without_packages(status: str, purge: Sequence[str]) -> str:
+    """dpkg's status without the purged packages: a scanner must not report what is not there."""
+    kept = [
+        paragraph
+        for paragraph in status.strip().split("\n\n")
+        if re.search(r"(?m)^Package: (.*)$", paragraph)[1] not in purge  # type: ignore[index]
+    ]
+    return "\n\n".join(kept) + "\n"
+
+
+def _purged_paths(archive: Path, purge: Sequence[str]) -> set[str]:
+    """The files of the purged packages that no other package has, in merged-/usr spelling.
+
+    Raises:
+        MyriadError: a package to purge is not installed: the recipe is out of date.
+    """
+    owners: dict[str, set[str]] = {}
+    wanted = set(purge)
+    found = set()
+    for entry in from_tar(archive, keep=lambda entry: fnmatchcase(entry.path, "var/lib/dpkg/info/*.list")):
+        package = Path(entry.path).name.removesuffix(".list").split(":")[0]
+        found.add(package)
+        for line in _content(entry).decode().splitlines():
+            owners.setdefault(_merged(line.lstrip("/")), set()).add(package)
+    missing = sorted(wanted - found)
+    if missing:
+        raise MyriadError(f"packages to purge that are not installed: {', '.join(missing)}", hint="update the recipe")
+    return {path for path, packages in owners.items() if packages <= wanted}
+
+
+def _merged(path: str) -> str:
+    """`bin/sh` is `usr/bin/sh`."""
+    return f"usr/{path}" if re.match(r"(bin|sbin|lib|lib64)/", path) else path
+
+
+def _read(archive: Path, wanted: str) -> bytes:
+    for entry in from_tar(archive, keep=lambda entry: entry.path == wanted):
+        return _content(entry)
+    raise MyriadError(f"the root file system has no /{wanted}", where=str(archive))
+
+
+def _content(entry: Entry) -> bytes:
+    if entry.content is None:
+        raise MyriadError(f"/{entry.path} is not a file")
+    with entry.content() as file:
+        return file.read()
