@@ -1,5 +1,8 @@
 """File operations of the node-run modules: hashes, owners and modes, landing content by rename."""
 
+# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
+# ruff: noqa: PTH, S310
+
 from __future__ import annotations
 
 import glob
@@ -8,8 +11,6 @@ import hashlib
 import os
 import pwd
 import stat
-
-__metaclass__ = type
 
 CHUNK = 1 << 20
 
@@ -102,16 +103,16 @@ def resolve_ids(owner, group):
     """
     uid, gid = user_id(owner), group_id(group)
     if uid is None:
-        raise LookupError("user %s is not on this node; the role must install what creates it before this task" % owner)
+        raise LookupError(f"user {owner} is not on this node; the role must install what creates it before this task")
     if gid is None:
-        raise LookupError("group %s is not on this node; the role must install what creates it before this task" % group)
+        raise LookupError(f"group {group} is not on this node; the role must install what creates it before this task")
     return uid, gid
 
 
 def clean_leftovers(path):
     """Remove temporary files that a killed run left beside a target."""
     directory, name = os.path.split(path)
-    for leftover in glob.glob(os.path.join(glob.escape(directory), ".%s.myriad-*.tmp" % glob.escape(name))):
+    for leftover in glob.glob(os.path.join(glob.escape(directory), f".{glob.escape(name)}.myriad-*.tmp")):
         os.unlink(leftover)
 
 
@@ -123,7 +124,7 @@ def land(path, data, mode, uid, gid):
     """
     clean_leftovers(path)
     directory, name = os.path.split(path)
-    temporary = os.path.join(directory, ".%s.myriad-%d.tmp" % (name, os.getpid()))
+    temporary = os.path.join(directory, f".{name}.myriad-{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as stream:

@@ -20,15 +20,18 @@ Every entry carries the run in which it was last asked for. Several tasks of one
 longer asked for is pruned at its end (``prune``).
 """
 
+# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
+# ruff: noqa: PTH, S310
+
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
 
-__metaclass__ = type
-
 SITE_FILE = "_site.json"
+# Folder of what stood at a path before a role first wrote it, by digest.
+ORIGINALS = "originals"
 VERSION = 1
 # The key of an entry within its kind.
 KEYS = {
@@ -68,7 +71,7 @@ def write_atomic(path, data, mode=0o600):
     """Write bytes next to the target and rename: a killed run leaves the old file or the new one."""
     directory = os.path.dirname(path)
     os.makedirs(directory, mode=0o755, exist_ok=True)
-    temporary = os.path.join(directory, ".%s.myriad-%d.tmp" % (os.path.basename(path), os.getpid()))
+    temporary = os.path.join(directory, f".{os.path.basename(path)}.myriad-{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -91,6 +94,7 @@ class Record:
         self.data.setdefault("version", VERSION)
         self.data["role"] = role
         self._before = json.dumps(self.data, sort_keys=True)
+        self._begun = False
 
     def entries(self, kind):
         return self.data.setdefault(kind, [])
@@ -138,6 +142,18 @@ class Record:
         live = {entry["path"] for kind in ("files", "artifacts", "data", "directories") for entry in self.entries(kind)}
         self.data["retired"] = [path for path in retired if path not in live]
 
+    def begin_change(self):
+        """Call before the first change: until a run ends the host does not count as converged.
+
+        Else a run that is broken off after its inputs changed, and then rerun with the old inputs, would be taken
+        for converged: the records hold the new content, the site's record the old inputs.
+        """
+        if not self._begun:
+            self._begun = True
+            site = os.path.join(os.path.dirname(self.path), SITE_FILE)
+            if os.path.exists(site):
+                os.unlink(site)
+
     def save(self):
         after = json.dumps(self.data, sort_keys=True)
         if after != self._before or not os.path.exists(self.path):
@@ -154,11 +170,10 @@ def load(path):
         return {}
     except (OSError, ValueError) as error:
         raise RecordError(
-            "%s cannot be read: %s. Remove it and run again: the roles then look at everything on this node once."
-            % (path, error)
+            f"{path} cannot be read: {error}. Remove it and run again: the roles then look at everything on this node once."
         ) from error
     if not isinstance(data, dict):
-        raise RecordError("%s holds no record. Remove it and run again." % path)
+        raise RecordError(f"{path} holds no record. Remove it and run again.")
     return data
 
 

@@ -1,6 +1,9 @@
 #!/usr/bin/python
 """Puts files from the site's registry on a node, by digest."""
 
+# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
+# ruff: noqa: PTH, S310
+
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -197,6 +200,8 @@ class Artifacts:
             self.tell(item)
         if self.check:
             return
+        if self.changed_paths:
+            self.record.begin_change()
         # Recorded before anything lands: a killed run leaves no file that a reset does not know.
         for item in items:
             self.remember(item)
@@ -211,7 +216,7 @@ class Artifacts:
                     failures.append(str(failure))
                 except OSError as error:
                     item = futures[future]
-                    failures.append("%s: %s: %s" % (item["name"], error.filename or item["path"], error.strerror or error))
+                    failures.append("{}: {}: {}".format(item["name"], error.filename or item["path"], error.strerror or error))
         for item in items:
             if item["attributes"]:
                 fsops.set_attributes(below(self.root, item["path"]), item["mode"], *fsops.resolve_ids(item["owner"], item["group"]))
@@ -223,12 +228,12 @@ class Artifacts:
     def look(self, item):
         """Compare one item with what stands there."""
         if not re.fullmatch(r"[0-9a-f]{64}", item["sha256"]):
-            raise Failure("%s: %r is not a sha256 in hexadecimal digits" % (item["name"], item["sha256"]))
+            raise Failure("{}: {!r} is not a sha256 in hexadecimal digits".format(item["name"], item["sha256"]))
         item = dict(item, mode=fsops.mode_text(item["mode"]))
         path = below(self.root, item["path"])
         found = fsops.describe(path)
         if found is not None and found["kind"] in ("directory", "special"):
-            raise Failure("%s: %s is not a file. Move it away and run again; nothing was changed." % (item["name"], item["path"]))
+            raise Failure("{}: {} is not a file. Move it away and run again; nothing was changed.".format(item["name"], item["path"]))
         item["found"] = found
         item["have"] = None
         if found is not None and found["kind"] == "file":
@@ -279,7 +284,7 @@ class Artifacts:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         sent = self.params["transferred"].get(item["sha256"])
         # Named by digest, so that a later run resumes it; the leading dot and the ending keep it off drop-in globs.
-        part = os.path.join(os.path.dirname(path), ".%s.myriad-%s.tmp" % (os.path.basename(path), item["sha256"][:16]))
+        part = os.path.join(os.path.dirname(path), ".{}.myriad-{}.tmp".format(os.path.basename(path), item["sha256"][:16]))
         for leftover in leftovers(path):
             if leftover != part:
                 os.unlink(leftover)
@@ -294,8 +299,8 @@ class Artifacts:
 
     def download(self, item, part):
         if not self.params["source"]:
-            raise Failure("%s: %s was not sent along and no source is named" % (item["name"], item["sha256"]))
-        url = "%s/v2/artifacts/blobs/sha256:%s" % (self.params["source"].rstrip("/"), item["sha256"])
+            raise Failure("{}: {} was not sent along and no source is named".format(item["name"], item["sha256"]))
+        url = "{}/v2/artifacts/blobs/sha256:{}".format(self.params["source"].rstrip("/"), item["sha256"])
         opener = urllib.request.build_opener(*([] if self.params["use_proxy"] else [urllib.request.ProxyHandler({})]))
         total = 0
         reason = ""
@@ -311,15 +316,15 @@ class Artifacts:
                     continue
                 if error.code == 404:
                     raise Failure(
-                        "%s: not found at %s (404). The registry answers but was not filled with it: publish the bundle again "
-                        "(myriad.gpu.artifacts, state: published)." % (item["name"], url)
+                        "{}: not found at {} (404). The registry answers but was not filled with it: publish the bundle again "
+                        "(myriad.gpu.artifacts, state: published).".format(item["name"], url)
                     ) from error
-                reason = "the registry answers %d %s" % (error.code, error.reason)
+                reason = f"the registry answers {error.code} {error.reason}"
                 if error.code < 500 and error.code != 429:
                     break
                 continue
             except urllib.error.URLError as error:
-                reason = "unreachable: %s" % error.reason
+                reason = f"unreachable: {error.reason}"
                 continue
             except (OSError, http.client.HTTPException) as error:
                 reason = "the transfer broke: %s" % (error or type(error).__name__)
@@ -329,15 +334,15 @@ class Artifacts:
                 return total
             size = os.path.getsize(part)
             os.unlink(part)
-            reason = "content changed: expected sha256 %s, got %s (%d bytes)" % (item["sha256"], got, size)
+            reason = f"content changed: expected sha256 {item['sha256']}, got {got} ({size} bytes)"
             if attempt:
                 break
-        raise Failure("%s: %s, at %s. Nothing was put in place; run again when it is repaired." % (item["name"], reason, url))
+        raise Failure("{}: {}, at {}. Nothing was put in place; run again when it is repaired.".format(item["name"], reason, url))
 
     def stream(self, opener, url, part):
         """Append what is missing of one download to its partial file; returns the bytes that travelled."""
         have = os.path.getsize(part) if os.path.exists(part) else 0
-        request = urllib.request.Request(url, headers={"Range": "bytes=%d-" % have} if have else {})
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
         count = 0
         with opener.open(request, timeout=self.params["timeout_s"]) as answer:
             resumed = answer.status == 206
@@ -351,13 +356,13 @@ class Artifacts:
                     stream.write(chunk)
                     count += len(chunk)
         if expected is not None and count < int(expected):
-            raise OSError("%d of %s bytes came" % (count, expected))
+            raise OSError(f"{count} of {expected} bytes came")
         return count
 
 
 def leftovers(path):
     directory, name = os.path.split(path)
-    prefix = ".%s.myriad-" % name
+    prefix = f".{name}.myriad-"
     return [os.path.join(directory, other) for other in os.listdir(directory) if other.startswith(prefix) and other.endswith(".tmp")]
 
 
@@ -375,7 +380,7 @@ def copy_verified(sent, part, item):
             count += len(chunk)
     if digest.hexdigest() != item["sha256"]:
         os.unlink(part)
-        raise Failure("%s: the transferred file is damaged: expected sha256 %s, got %s" % (item["name"], item["sha256"], digest.hexdigest()))
+        raise Failure("{}: the transferred file is damaged: expected sha256 {}, got {}".format(item["name"], item["sha256"], digest.hexdigest()))
     return count
 
 

@@ -1,6 +1,9 @@
 #!/usr/bin/python
 """Lands a role's rendered files in one execution."""
 
+# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
+# ruff: noqa: PTH, S310
+
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -97,7 +100,14 @@ import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.myriad.gpu.plugins.module_utils import fsops
-from ansible_collections.myriad.gpu.plugins.module_utils.record import STATE_OPTIONS, Record, RecordError, below
+from ansible_collections.myriad.gpu.plugins.module_utils.record import (
+    ORIGINALS,
+    STATE_OPTIONS,
+    Record,
+    RecordError,
+    below,
+    write_atomic,
+)
 
 VALIDATE_TIMEOUT_S = 60
 
@@ -148,6 +158,11 @@ class Tree:
     def real(self, path):
         return below(self.root, path)
 
+    def touch(self, path):
+        self.changed_paths.append(path)
+        if not self.check:
+            self.record.begin_change()
+
     def run(self):
         wanted = [self.prepare(item) for item in self.params["rendered"]]
         self.validate([item for item in wanted if item["rewrite"]])
@@ -170,8 +185,7 @@ class Tree:
         found = fsops.describe(path)
         if found is not None and found["kind"] in ("directory", "special"):
             raise Failure(
-                "%s is a %s where the role wants a file. Move it away and run again; nothing was changed."
-                % (item["path"], "directory" if found["kind"] == "directory" else "device, socket or pipe")
+                "{} is a {} where the role wants a file. Move it away and run again; nothing was changed.".format(item["path"], "directory" if found["kind"] == "directory" else "device, socket or pipe")
             )
         old = None
         if found is not None and found["kind"] == "file":
@@ -194,20 +208,19 @@ class Tree:
                 continue
             words = shlex.split(item["validate"])
             if not any("%s" in word for word in words):
-                raise Failure("the validate command of %s names no %%s: %s" % (item["path"], item["validate"]))
+                raise Failure("the validate command of {} names no %s: {}".format(item["path"], item["validate"]))
             program = words[0]
             if not (os.access(program, os.X_OK) if "/" in program else shutil.which(program)):
-                text = "%s: not validated, %s is not installed yet" % (item["path"], program)
+                text = "{}: not validated, {} is not installed yet".format(item["path"], program)
                 if not self.check:
                     raise Failure(
-                        "%s cannot be validated: %s is not on this node. Install it before this task; nothing was changed."
-                        % (item["path"], program)
+                        "{} cannot be validated: {} is not on this node. Install it before this task; nothing was changed.".format(item["path"], program)
                     )
                 self.notes.append(text)
                 continue
             failure = self.ask(words, item)
             if failure:
-                failures.append("%s is refused by %s:\n%s" % (item["path"], program, failure))
+                failures.append("{} is refused by {}:\n{}".format(item["path"], program, failure))
         if failures:
             raise Failure("\n".join([*failures, "No file of this task was changed."]))
 
@@ -229,13 +242,13 @@ class Tree:
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                return "no answer within %d s" % VALIDATE_TIMEOUT_S
+                return f"no answer within {VALIDATE_TIMEOUT_S} s"
             except OSError as error:
                 return str(error)
             if done.returncode == 0:
                 return None
             said = done.stdout.decode("utf-8", "replace").strip().replace(path, item["path"])
-            return "\n".join(said.splitlines()[-20:]) or "exit code %d without a word" % done.returncode
+            return "\n".join(said.splitlines()[-20:]) or f"exit code {done.returncode} without a word"
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -257,9 +270,9 @@ class Tree:
         if found is None:
             self.make(path, wanted)
         elif found["kind"] != "directory":
-            raise Failure("%s is a %s where the role wants a directory. Move it away and run again." % (path, found["kind"]))
+            raise Failure("{} is a {} where the role wants a directory. Move it away and run again.".format(path, found["kind"]))
         elif not (found["mode"] == wanted["mode"] and fsops.same_owner(found, wanted["owner"], wanted["group"])):
-            self.changed_paths.append(path)
+            self.touch(path)
             self.diff.append(attribute_diff(path, found, wanted))
             if not self.check:
                 fsops.set_attributes(real, wanted["mode"], *fsops.resolve_ids(wanted["owner"], wanted["group"]))
@@ -279,8 +292,11 @@ class Tree:
         if path in self.made:
             return
         self.made.add(path)
-        self.changed_paths.append(path)
-        self.diff.append({"before_header": path, "after_header": path, "before": "", "after": "directory, mode %s\n" % wanted["mode"]})
+        if self.check and self.params["predicted"].get(path) == "directory":
+            return
+        self.content[path] = "directory"
+        self.touch(path)
+        self.diff.append({"before_header": path, "after_header": path, "before": "", "after": "directory, mode {}\n".format(wanted["mode"])})
         if not self.check:
             uid, gid = fsops.resolve_ids(wanted["owner"], wanted["group"])
             real = self.real(path)
@@ -296,15 +312,16 @@ class Tree:
             if known.get("tree") == self.params["tree"] and path.startswith(known["path"].rstrip("/") + "/"):
                 known["run"] = self.record.run_id
         if item["rewrite"]:
-            self.changed_paths.append(path)
+            self.touch(path)
             self.diff.append(content_diff(item))
             if not self.check:
                 # Recorded before it lands: a run that is killed in between leaves no file that a reset does not know.
+                self.keep_original(item)
                 self.remember(item)
                 self.record.save()
                 fsops.land(real, item["data"], item["mode"], *fsops.resolve_ids(item["owner"], item["group"]))
         elif item["attributes"]:
-            self.changed_paths.append(path)
+            self.touch(path)
             self.diff.append(attribute_diff(path, item["found"], item))
             if not self.check:
                 fsops.set_attributes(real, item["mode"], *fsops.resolve_ids(item["owner"], item["group"]))
@@ -312,8 +329,20 @@ class Tree:
             fsops.clean_leftovers(real)
         self.remember(item)
 
+    def keep_original(self, item):
+        """Keep what stood there before the role's first write, so that a reset brings it back."""
+        if item["old"] is None or self.record.find("files", item["path"]) is not None:
+            return
+        digest = fsops.sha256_bytes(item["old"])
+        write_atomic(os.path.join(below(self.root, self.params["state_dir"]), ORIGINALS, digest), item["old"])
+        found = item["found"]
+        item["original"] = dict({key: found[key] for key in ("mode", "owner", "group")}, sha256=digest)
+
     def remember(self, item):
         keep = {key: item[key] for key in ("path", "sha256", "mode", "owner", "group")}
+        original = item.get("original") or (self.record.find("files", item["path"]) or {}).get("original")
+        if original:
+            keep["original"] = original
         self.record.put("files", dict(keep, tree=self.params["tree"]))
 
     def remove(self, wanted):
@@ -325,21 +354,21 @@ class Tree:
         ]
         for path in sorted(set(self.params["absent"]) | set(left)):
             if path in wanted:
-                raise Failure("%s is asked for and listed under absent in the same task" % path)
+                raise Failure(f"{path} is asked for and listed under absent in the same task")
             real = self.real(path)
             found = fsops.describe(real)
             self.content[path] = None
             if found is not None:
                 if found["kind"] == "directory":
-                    raise Failure("%s is a directory; absent takes files only" % path)
-                self.changed_paths.append(path)
+                    raise Failure(f"{path} is a directory; absent takes files only")
+                self.touch(path)
                 self.removed.append(path)
                 before = None
                 if found["kind"] == "file":
                     with open(real, "rb") as stream:
                         before = fsops.decode(stream.read())
                 self.diff.append(
-                    {"before_header": path, "after_header": path + " (removed)", "before": before or "(%s)\n" % found["kind"], "after": ""}
+                    {"before_header": path, "after_header": path + " (removed)", "before": before or "({})\n".format(found["kind"]), "after": ""}
                 )
                 if not self.check:
                     os.unlink(real)
@@ -359,15 +388,15 @@ def attribute_diff(path, found, wanted):
 
 def content_diff(item):
     path = item["path"]
-    header = "%s (mode %s, %s:%s)" % (path, item["mode"], item["owner"], item["group"])
+    header = "{} (mode {}, {}:{})".format(path, item["mode"], item["owner"], item["group"])
     if item["secret"]:
-        return {"prepared": "%s: the content changes (secret, not shown)\n" % header}
+        return {"prepared": f"{header}: the content changes (secret, not shown)\n"}
     after = fsops.decode(item["data"])
     before = "" if item["old"] is None else fsops.decode(item["old"])
     if item["found"] is not None and item["found"]["kind"] == "link":
         before = "(link)\n"
     if after is None or before is None:
-        return {"prepared": "%s: the content changes (binary or large, sha256 now %s)\n" % (header, item["sha256"])}
+        return {"prepared": "{}: the content changes (binary or large, sha256 now {})\n".format(header, item["sha256"])}
     return {"before_header": path, "after_header": header, "before": before, "after": after}
 
 
@@ -384,7 +413,7 @@ def main():
         module.fail_json(msg=str(error), exception=None, invocation={"module_args": slim}, diff=tree.diff if tree else [])
     except OSError as error:
         module.fail_json(
-            msg="%s: %s. What landed before is complete; run again when this is repaired." % (error.filename or "file system", error.strerror),
+            msg="{}: {}. What landed before is complete; run again when this is repaired.".format(error.filename or "file system", error.strerror),
             exception=None,
             invocation={"module_args": slim},
             diff=tree.diff if tree else [],

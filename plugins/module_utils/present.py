@@ -1,0 +1,307 @@
+"""Brings a node to the state that a role's last task names, and records it."""
+
+# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
+# ruff: noqa: PTH, S310
+
+from __future__ import annotations
+
+import os
+import time
+
+from ansible_collections.myriad.gpu.plugins.module_utils import kernel, units
+from ansible_collections.myriad.gpu.plugins.module_utils.record import Record, below, load_all
+
+
+class Present:
+    """The work of one task on one node."""
+
+    def __init__(self, params, check):
+        self.params = params
+        self.check = check
+        self.root = params["root"]
+        self.live = self.root in ("", "/")
+        directory = below(self.root, params["state_dir"])
+        self.record = Record(directory, params["role"], params["run_id"])
+        self.contents = units.Contents(load_all(directory), params["predicted"] if check else {})
+        self.done = {key: [] for key in ("restarted", "started", "stopped", "enabled", "disabled", "masked", "unmasked")}
+        self.changed_items = []
+        self.diff = []
+        self.notes = []
+        self.reloaded = False
+
+    def result(self):
+        return dict(
+            self.done,
+            changed=bool(self.changed_items),
+            changed_items=self.changed_items,
+            reloaded=self.reloaded,
+            notes=self.notes,
+            diff=self.diff,
+        )
+
+    def run(self):
+        self.hostname()
+        self.swap()
+        self.modules()
+        self.settings()
+        self.packages()
+        for path in self.params["data"]:
+            self.record.put("data", {"path": path})
+        self.units()
+        self.images()
+        self.save()
+        return self.result()
+
+    def save(self):
+        if not self.check:
+            self.record.save()
+
+    def change(self, item, before, after):
+        if not self.check:
+            self.record.begin_change()
+        self.changed_items.append(f"{item} {after}")
+        self.diff.append({"before_header": item, "after_header": item, "before": f"{before}\n", "after": f"{after}\n"})
+
+    def hostname(self):
+        name = self.params["hostname"]
+        if not name:
+            return
+        running, configured = kernel.hostname(self.root)
+        if configured != name or (self.live and running != name):
+            self.change("hostname", configured if configured != name else running, name)
+            if not self.check:
+                kernel.set_hostname(name, self.root)
+        self.record.put("host", {"name": "hostname", "value": name})
+
+    def swap(self):
+        wanted = self.params["swap"]
+        if wanted is None or wanted == "":
+            return
+        if str(wanted).lower() not in ("off", "false", "no"):
+            raise kernel.SystemFault("swap takes off only; to leave swap alone do not give it")
+        active = kernel.swaps(self.root) if self.live else []
+        if active or kernel.fstab_without_swap(self.root) is not None:
+            self.change("swap", ", ".join(active) or "a line in /etc/fstab", "off")
+            if not self.check:
+                kernel.swap_off(self.root)
+        self.record.put("host", {"name": "swap", "value": "off"})
+
+    def modules(self):
+        optional = set(self.params["kernel_modules_optional"])
+        for name in [*self.params["kernel_modules"], *sorted(optional - set(self.params["kernel_modules"]))]:
+            if self.live and not kernel.module_loaded(name):
+                reason = kernel.modprobe(name, dry_run=self.check)
+                if reason is None:
+                    self.change("kernel module " + name, "absent", "loaded")
+                elif name in optional:
+                    self.notes.append(f"kernel module {name} is not loaded: {reason}")
+                else:
+                    raise kernel.SystemFault(
+                        f"kernel module {name} cannot be loaded: {reason}. Install the kernel's module package for {os.uname().release}, or list it under "
+                        "kernel_modules_optional where the machine does without."
+                    )
+            self.record.put("kernel_modules", {"name": name, "optional": name in optional})
+
+    def settings(self):
+        optional = set(self.params["settings_optional"])
+        loading = any(item.startswith("kernel module ") for item in self.changed_items)
+        faults = []
+        for name, raw in sorted(self.params["settings"].items()):
+            value = " ".join(setting_text(raw).split())
+            entry = {"name": name, "value": value, "optional": name in optional}
+            if self.live:
+                reason = self.setting(name, value, loading)
+                if reason is not None and name in optional:
+                    self.notes.append(f"setting {name} stays: {reason}")
+                    entry["unwritable"] = True
+                elif reason is not None:
+                    faults.append(f"setting {name} cannot be {value}: {reason}")
+            self.record.put("settings", entry)
+        if faults:
+            raise kernel.SystemFault("\n".join([*faults, "List it under settings_optional where the machine keeps it read-only (a container)."]))
+
+    def setting(self, name, value, loading):
+        """None when the setting has its value (or would have it), else why not."""
+        found = kernel.read_setting(name)
+        if found == value:
+            return None
+        if self.check:
+            path = kernel.setting_path(name)
+            if found is None and not loading:
+                return "this kernel has no such setting"
+            if found is not None and not os.access(path, os.W_OK):
+                return f"{path} is read-only"
+        else:
+            reason = kernel.write_setting(name, value) if found is not None else "this kernel has no such setting"
+            if reason is not None:
+                return reason
+        self.change("setting " + name, found if found is not None else "absent", value)
+        return None
+
+    def packages(self):
+        names = self.params["packages"]
+        if not names:
+            return
+        versions = kernel.package_versions(names, self.root)
+        missing = [name for name in names if name not in versions]
+        if missing and not self.check:
+            raise kernel.SystemFault("not installed: {}. The role must install what it records.".format(", ".join(missing)))
+        for name in names:
+            if name in versions:
+                self.record.put("packages", {"name": name, "version": versions[name]})
+
+    def images(self):
+        wanted = self.params["images"]
+        if not wanted:
+            return
+        try:
+            found = kernel.images()
+        except kernel.SystemFault as fault:
+            if not self.check:
+                raise
+            self.notes.append(str(fault))
+            return
+        missing = []
+        for image in wanted:
+            differs = kernel.has_image(found, image["ref"], image["digest"])
+            if differs:
+                missing.append("{} ({}): {}".format(image["ref"], image["digest"] or "any digest", differs))
+            else:
+                self.record.put("images", {"ref": image["ref"], "digest": image["digest"]})
+        if missing and self.check:
+            self.notes.extend("image " + text for text in missing)
+        elif missing:
+            raise kernel.SystemFault("the container runtime does not have:\n  {}".format("\n  ".join(missing)))
+
+    # --- units -----------------------------------------------------------------------------------------------------
+
+    def units(self):
+        wanted = self.params["units"]
+        if not wanted:
+            return
+        found = units.show([unit["name"] for unit in wanted]) if self.live else {}
+        stale = [unit["name"] for unit in wanted if self.live and self.needs_reload(unit["name"], found[unit["name"]])]
+        if stale and not self.check:
+            units.systemctl("daemon-reload")
+            self.reloaded = True
+            found = units.show([unit["name"] for unit in wanted])
+        for unit in wanted:
+            self.remember(unit, found.get(unit["name"]))
+        # Known before anything is touched: a reset after a killed run still finds the units.
+        self.save()
+        self.enablement(wanted, found)
+        if self.live:
+            for unit in wanted:
+                self.activity(unit, found[unit["name"]])
+
+    def needs_reload(self, name, values):
+        """A unit file changed since systemd read it, or systemd remembers a unit as missing that has a file by now."""
+        if values["NeedDaemonReload"] == "yes":
+            return True
+        return values["LoadState"] == "not-found" and any(
+            os.path.exists(os.path.join(folder, name)) for folder in ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+        )
+
+    def remember(self, unit, values):
+        entry = {key: unit[key] for key in ("name", "enabled", "state", "masked", "restart_on")}
+        known = self.record.find("units", unit["name"])
+        if known and "before" in known:
+            entry["before"] = known["before"]
+        elif values:
+            # What a reset restores, for units that were there before the role.
+            entry["before"] = {"enabled": values["UnitFileState"], "active": values["ActiveState"], "load": values["LoadState"]}
+        self.record.put("units", entry)
+
+    def enablement(self, wanted, found):
+        todo = {"enable": [], "disable": [], "mask": [], "unmask": []}
+        for unit in wanted:
+            name = unit["name"]
+            state = found[name]["UnitFileState"] if self.live else self.image_state(name)
+            masked = state.startswith("masked") or (self.live and found[name]["LoadState"] == "masked")
+            if unit["masked"] is True:
+                if not masked:
+                    todo["mask"].append((name, state))
+                continue
+            if masked and unit["masked"] is False:
+                todo["unmask"].append((name, state))
+                masked, state = False, "disabled"
+            if masked and (unit["enabled"] or unit["state"] == "started"):
+                raise units.UnitError(
+                    f"{name} is masked on this node, so it can be neither enabled nor started. Someone decided that it must not run: "
+                    f"find out who, then `systemctl unmask {name}`, or set masked: false for it."
+                )
+            if unit["enabled"] is None or masked:
+                continue
+            if state in units.NOT_ENABLEABLE:
+                if unit["enabled"]:
+                    self.notes.append(f"{name} is {state}: there is nothing to enable")
+            elif unit["enabled"] and state not in units.ENABLED:
+                todo["enable"].append((name, state))
+            elif not unit["enabled"] and state in units.ENABLED:
+                todo["disable"].append((name, state))
+        past = {"enable": "enabled", "disable": "disabled", "mask": "masked", "unmask": "unmasked"}
+        for verb in ("unmask", "mask", "enable", "disable"):
+            if not todo[verb]:
+                continue
+            for name, state in todo[verb]:
+                self.change("unit " + name, state or "not enabled", past[verb])
+                self.done[past[verb]].append(name)
+            if not self.check:
+                # Not reloading: running GPU containers can lose their devices at a daemon-reload.
+                units.systemctl(verb, "--no-reload", "--", *[name for name, _state in todo[verb]], root=self.root)
+                if verb in ("unmask", "mask") and self.live:
+                    units.systemctl("daemon-reload")
+                    self.reloaded = True
+                    found.update(units.show([name for name, _state in todo[verb]]))
+
+    def image_state(self, name):
+        done = units.systemctl("is-enabled", "--", name, root=self.root, check=False)
+        return done.stdout.strip()
+
+    def activity(self, unit, values):
+        name = unit["name"]
+        if unit["state"] == "stopped" or unit["masked"]:
+            if values["ActiveState"] in ("active", "reloading", "activating"):
+                self.change("unit " + name, values["ActiveState"], "stopped")
+                self.done["stopped"].append(name)
+                if not self.check:
+                    units.systemctl("stop", "--", name)
+            self.record.started.pop(name, None)
+            return
+        if unit["state"] != "started":
+            return
+        paths = units.fragment_paths(name, values, self.params["predicted"] if self.check else {}) | set(unit["restart_on"])
+        digest = self.contents.of(paths)
+        verb = self.verb(name, values, paths, digest)
+        if verb is not None:
+            past = {"start": "started", "restart": "restarted"}[verb]
+            self.change("unit " + name, values["ActiveState"] if verb == "start" else "running with older files", past)
+            self.done[past].append(name)
+            if not self.check:
+                units.systemctl("reset-failed", "--", name, check=False)
+                units.act(verb, name, unit["timeout_s"])
+        self.record.started[name] = digest
+        self.save()
+        if unit["wait_for"] and not self.check:
+            units.wait_for(name, unit["wait_for"])
+
+    def verb(self, name, values, paths, digest):
+        if values["ActiveState"] == "activating" and values["SubState"] != "auto-restart" and not self.check:
+            deadline = time.monotonic() + 60
+            while values["ActiveState"] == "activating" and time.monotonic() < deadline:
+                time.sleep(0.2)
+                values.update(units.show([name])[name])
+        if not units.is_active(values):
+            return "start" if values["ActiveState"] != "activating" else "restart"
+        known = self.record.started.get(name)
+        if known is None:
+            fresh = units.started_after(values, paths) and not self.contents.predicts_change(paths)
+            return None if fresh else "restart"
+        return None if known == digest else "restart"
+
+
+def setting_text(value):
+    """A YAML value as the kernel takes it."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return str(value)

@@ -1,0 +1,281 @@
+"""systemd units: what they are, what they were started with, and why one does not start."""
+
+# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
+# ruff: noqa: PTH, S310
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+from ansible_collections.myriad.gpu.plugins.module_utils import fsops
+
+PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "FragmentPath",
+    "DropInPaths",
+    "NeedDaemonReload",
+    "ActiveEnterTimestampMonotonic",
+    "Type",
+    "Result",
+    "ExecMainStatus",
+)
+ENABLED = ("enabled", "enabled-runtime", "linked", "linked-runtime")
+# States of a unit file that has no [Install] section or is made by a generator: there is nothing to enable.
+NOT_ENABLEABLE = ("static", "generated", "indirect", "alias", "transient")
+# Words in a journal and what they mean. First match wins.
+CAUSES = (
+    ("address already in use", "another program listens on its port; `ss -ltnp` names it"),
+    ("executable file not found", "a program that it calls is not installed or not on its PATH"),
+    ("no such file or directory", "a file that it needs is missing; the journal line names it"),
+    ("unknown config version", "its configuration file is of another version than the program reads"),
+    ("unsupported config version", "its configuration file is of another version than the program reads"),
+    ("strict decoding error", "its configuration has a field that this version does not know"),
+    ("cannot unmarshal", "its configuration file is not valid for this version"),
+    ("failed to load toml", "its configuration file is not valid TOML"),
+    ("running with swap on is not supported", "swap is on; set swap: off for this node"),
+    ("permission denied", "it may not read or write a file; look at owner and mode of the one named"),
+    ("operation not permitted", "it lacks a capability, or the machine forbids what it tries (a container?)"),
+    ("no space left on device", "a disk is full; `df -h` shows which"),
+    ("too many open files", "limit of open files or of inotify instances; see fs.inotify.max_user_instances"),
+    ("certificate has expired", "a certificate has expired"),
+    ("x509", "a certificate is not valid for this name or is signed by another authority"),
+    ("cgroup", "cgroup version or driver does not fit; compare the runtime's and the kubelet's cgroup driver"),
+    ("connection refused", "what it connects to does not listen yet"),
+    ("out of memory", "memory ran out"),
+    ("exec format error", "the program is for another architecture"),
+)
+
+
+class UnitError(Exception):
+    """A unit is not as asked for; the text holds the journal's tail and a guess."""
+
+
+def systemctl(*words, root="/", check=True):
+    command = ["systemctl", *(["--root=" + root] if root not in ("", "/") else []), *words]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise UnitError("systemctl is not on this node; Myriad's roles need systemd") from error
+    if check and done.returncode != 0:
+        raise UnitError("`{}` failed: {}".format(" ".join(command), (done.stderr or done.stdout).strip()))
+    return done
+
+
+def show(names):
+    """Properties of units by the name asked for; one call."""
+    names = list(dict.fromkeys(names))
+    if not names:
+        return {}
+    done = systemctl("show", "--property=" + ",".join(PROPERTIES), "--", *names)
+    blocks = [block for block in done.stdout.strip("\n").split("\n\n")]
+    if len(blocks) != len(names):
+        raise UnitError(f"`systemctl show` answered for {len(blocks)} of {len(names)} units: {done.stderr.strip()}")
+    found = {}
+    for name, block in zip(names, blocks):
+        values = dict.fromkeys(PROPERTIES, "")
+        for line in block.splitlines():
+            key, separator, value = line.partition("=")
+            if separator:
+                values[key] = value
+        found[name] = values
+    return found
+
+
+def is_active(values):
+    return values["ActiveState"] in ("active", "reloading")
+
+
+def fragment_paths(name, values, predicted):
+    """The unit's own file and drop-ins: those systemd knows and those that check mode would have written."""
+    paths = {values["FragmentPath"]} if values["FragmentPath"] else set()
+    paths.update(path for path in values["DropInPaths"].split() if path)
+    for path in predicted:
+        directory, base = os.path.split(path)
+        if (directory.endswith("/systemd/system") and base == name) or (directory.endswith(f"/systemd/system/{name}.d") and base.endswith(".conf")):
+            paths.add(path)
+    # systemd reads these through links; the content is what counts.
+    return paths
+
+
+class Contents:
+    """Digests of files, trusting what is already recorded of large ones, and what check mode predicts."""
+
+    def __init__(self, records, predicted):
+        self.predicted = predicted
+        self.known = {}
+        for record in records.values():
+            for entry in record.get("artifacts", ()):
+                self.known[entry["path"]] = entry
+
+    def digest(self, path):
+        if path in self.predicted:
+            return self.predicted[path] or "absent"
+        if os.path.isdir(path):
+            lines = []
+            for directory, folders, names in os.walk(path):
+                folders.sort()
+                lines.extend(f"{os.path.join(directory, name)} {self.digest(os.path.join(directory, name))}" for name in sorted(names))
+            return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        try:
+            info = os.stat(path)
+        except OSError:
+            return "absent"
+        known = self.known.get(path)
+        if known and (known.get("size"), known.get("mtime_ns"), known.get("inode")) == (info.st_size, info.st_mtime_ns, info.st_ino):
+            return known["sha256"]
+        try:
+            return fsops.sha256_file(path)
+        except OSError:
+            return "absent"
+
+    def of(self, paths):
+        lines = [f"{path} {self.digest(path)}" for path in sorted(set(paths))]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def predicts_change(self, paths):
+        """Whether check mode would have given one of the paths another content."""
+        for path in paths:
+            if path in self.predicted:
+                here = fsops.sha256_file(path) if os.path.isfile(path) else None
+                if here != self.predicted[path]:
+                    return True
+        return False
+
+
+def started_after(values, paths):
+    """Whether a running unit was started after all these files were last written (first adoption)."""
+    try:
+        entered = int(values["ActiveEnterTimestampMonotonic"] or 0) / 1e6
+    except ValueError:
+        entered = 0.0
+    started = time.time() - (time.monotonic() - entered)
+    newest = 0.0
+    for path in paths:
+        try:
+            newest = max(newest, os.stat(path).st_mtime)
+        except OSError:
+            continue
+    return newest <= started
+
+
+def journal(name, lines=15):
+    try:
+        done = subprocess.run(
+            ["journalctl", "--unit=" + name, f"--lines={lines}", "--no-pager", "--output=cat"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"(the journal cannot be read: {error})"
+    return done.stdout.strip() or "(the journal has no line of it)"
+
+
+def guess(text):
+    lowered = text.lower()
+    for words, cause in CAUSES:
+        if words in lowered:
+            return cause
+    return None
+
+
+def failure(name, what, values=None, said=""):
+    """The error of a unit: what happened, the journal's tail, a guess, and what to do."""
+    tail = journal(name)
+    lines = [f"{name} {what}."]
+    if values:
+        lines[0] = "{} {} ({}, result {}, exit status {}).".format(
+            name,
+            what,
+            values["ActiveState"],
+            values["Result"] or "none",
+            values["ExecMainStatus"] or "none",
+        )
+    if said:
+        lines.append(said.strip())
+    cause = guess(tail + "\n" + said)
+    if cause:
+        lines.append("Probably: " + cause + ".")
+    lines.append("Last lines of its journal:")
+    lines.extend("  " + line for line in tail.splitlines())
+    lines.append(f"Look further with: journalctl -u {name} -b")
+    return UnitError("\n".join(lines))
+
+
+def act(verb, name, timeout_s):
+    """start or restart a unit and see it active."""
+    done = systemctl(verb, "--", name, check=False)
+    if done.returncode != 0:
+        raise failure(name, f"did not {verb}", show([name])[name], done.stderr)
+    deadline = time.monotonic() + timeout_s
+    settled = False
+    while True:
+        values = show([name])[name]
+        if is_active(values):
+            if values["Type"] not in ("simple", "exec", "idle") or settled:
+                return
+            # systemd calls these active before the program has done anything: look once more.
+            settled = True
+            time.sleep(0.4)
+            continue
+        if values["ActiveState"] == "failed" or values["SubState"] == "auto-restart" or time.monotonic() > deadline:
+            raise failure(name, "does not stay up", values)
+        if values["ActiveState"] == "inactive" and values["Result"] == "success" and values["Type"] == "oneshot":
+            return
+        time.sleep(0.2)
+
+
+def wait_for(name, wait):
+    """Wait until a unit answers: a port, a socket, a path or an address."""
+    deadline = time.monotonic() + (wait.get("timeout_s") or 60)
+    reason = ""
+    while True:
+        reason = not_answering(wait)
+        if reason is None:
+            return
+        if time.monotonic() > deadline:
+            raise failure(name, f"is up but does not answer: {reason}, waited {wait.get('timeout_s') or 60} s")
+        time.sleep(0.2)
+
+
+def not_answering(wait):
+    """None when it answers, else what is missing."""
+    if wait.get("path") and not os.path.exists(wait["path"]):
+        return "{} does not exist".format(wait["path"])
+    if wait.get("socket"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(5)
+            try:
+                probe.connect(wait["socket"])
+            except OSError as error:
+                return "socket {}: {}".format(wait["socket"], error.strerror or error)
+    if wait.get("port"):
+        address = (wait.get("host") or "127.0.0.1", int(wait["port"]))
+        try:
+            socket.create_connection(address, timeout=5).close()
+        except OSError as error:
+            return f"port {address[0]}:{address[1]}: {error.strerror or error}"
+    if wait.get("url"):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            opener.open(wait["url"], timeout=5).close()
+        except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
+            return "{}: {}".format(wait["url"], error)
+    return None

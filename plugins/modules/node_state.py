@@ -1,0 +1,357 @@
+#!/usr/bin/python
+"""Brings units, settings and modules of a node to a state, records it, and finds drift from what was recorded."""
+
+# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
+# ruff: noqa: PTH, S310
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_state
+short_description: Many states of a node in one task, recorded and compared
+description:
+  - With C(state=present) a role sets units, kernel settings and modules, host name and swap, and records them with packages and images.
+  - A unit is restarted only when the content of what it was started with is not what it is now. That is known from a digest recorded at its start,
+    so a run that was killed between writing a file and restarting is repaired by the next one.
+  - With C(state=check) everything that all roles recorded is compared with the node, in one task. It also gives the few facts that the roles read.
+  - With C(state=converged) the inputs of a complete run are recorded. With C(state=absent) what the roles recorded is removed.
+options:
+  state:
+    description: What to do.
+    type: str
+    choices: [present, check, converged, absent]
+    default: present
+  units:
+    description: Units, in the order in which they are started.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Full name, as C(containerd.service).
+        type: str
+        required: true
+      enabled:
+        description: Whether it starts at boot. Left as it is when not given.
+        type: bool
+      state:
+        description: Whether it runs. Left as it is when not given.
+        type: str
+        choices: [started, stopped]
+      masked:
+        description: Whether it is masked. A masked unit that is to be started is an error unless this is false.
+        type: bool
+      restart_on:
+        description: Files and directories whose content it reads at its start. Its unit file and drop-ins always count.
+        type: list
+        elements: path
+        default: []
+      wait_for:
+        description: What answers when it is up.
+        type: dict
+        suboptions:
+          port:
+            description: A TCP port.
+            type: int
+          host:
+            description: Host of the port.
+            type: str
+          socket:
+            description: A stream socket.
+            type: path
+          path:
+            description: A path that exists.
+            type: path
+          url:
+            description: An address that answers without an error.
+            type: str
+          timeout_s:
+            description: Seconds to wait.
+            type: int
+            default: 60
+      timeout_s:
+        description: Seconds to wait for it to be active.
+        type: int
+        default: 60
+  settings:
+    description: Kernel settings and their values for the running kernel. The file that sets them at boot is written by M(myriad.gpu.files).
+    type: dict
+    default: {}
+  settings_optional:
+    description: Settings that may be absent or read-only (in a container).
+    type: list
+    elements: str
+    default: []
+  kernel_modules:
+    description: Modules that are loaded or built in.
+    type: list
+    elements: str
+    default: []
+  kernel_modules_optional:
+    description: Those of them that may be missing.
+    type: list
+    elements: str
+    default: []
+  packages:
+    description: Packages whose installed version is recorded. Installing is another task's.
+    type: list
+    elements: str
+    default: []
+  images:
+    description: Images that the container runtime must have.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      ref:
+        description: Reference, with registry and tag.
+        type: str
+        required: true
+      digest:
+        description: Digest, as C(sha256:<hex>).
+        type: str
+  hostname:
+    description: Name of the host.
+    type: str
+  swap:
+    description: C(off) turns swap off and takes it out of fstab.
+    type: raw
+  data:
+    description: Directories in which the role's programs keep data. They are removed with C(state=absent), what is mounted below them first.
+    type: list
+    elements: path
+    default: []
+  full:
+    description: With C(state=check), read artifacts instead of trusting size, times and inode.
+    type: bool
+    default: false
+  keep:
+    description: With C(state=absent), paths, units and roles that stay.
+    type: list
+    elements: str
+    default: []
+  inputs:
+    description: With C(state=check), further inputs of the host to be compared, of any shape (for example the addresses of its peers).
+    type: raw
+  ignore_vars:
+    description: With C(state=check), variables that are no inputs of the result.
+    type: list
+    elements: str
+    default: [myriad_full]
+  bundle:
+    description: With C(state=check), the bundle's folder on the controller; another bundle is another input.
+    type: path
+  inputs_hash:
+    description: Digest of the host's inputs. Filled by the action plugin.
+    type: str
+    default: ""
+  complete:
+    description: Whether the run takes all tasks (no tags, no start in the middle). Filled by the action plugin.
+    type: bool
+    default: false
+extends_documentation_fragment: [myriad.gpu.state]
+author: The developers of Myriad
+"""
+
+EXAMPLES = r"""
+- name: Runtime is up
+  myriad.gpu.node_state:
+    packages: [runc]
+    kernel_modules: [overlay, br_netfilter]
+    settings: {net.ipv4.ip_forward: "1"}
+    units:
+      - name: containerd.service
+        enabled: true
+        state: started
+        restart_on: [/etc/containerd/config.toml, /usr/local/bin/containerd]
+        wait_for: {socket: /run/containerd/containerd.sock}
+    data: [/var/lib/containerd]
+
+- name: Node as recorded
+  myriad.gpu.node_state:
+    state: check
+    full: "{{ myriad_full | default(false) }}"
+  register: __site_node
+
+- name: Converged hosts leave the play
+  ansible.builtin.meta: end_host
+  when: __site_node.converged
+"""
+
+RETURN = r"""
+changed_items:
+  description: What was changed, as C(unit containerd.service restarted).
+  returned: state is present or absent
+  type: list
+  elements: str
+restarted:
+  description: Units that were restarted. C(started), C(stopped), C(enabled), C(disabled) likewise.
+  returned: state is present
+  type: list
+  elements: str
+converged:
+  description: Whether nothing differs and the inputs are those of the last complete run.
+  returned: state is check
+  type: bool
+drift:
+  description: What differs, with role, kind, item, expected and found.
+  returned: state is check
+  type: list
+  elements: dict
+removed:
+  description: What was removed.
+  returned: state is absent
+  type: list
+  elements: str
+leftovers:
+  description: What should be gone and is not.
+  returned: state is absent
+  type: list
+  elements: str
+kept:
+  description: What was recorded and stays, with the reason.
+  returned: state is absent
+  type: list
+  elements: str
+"""
+
+import json
+import os
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.myriad.gpu.plugins.module_utils import host, kernel, units
+from ansible_collections.myriad.gpu.plugins.module_utils.drift import Comparison
+from ansible_collections.myriad.gpu.plugins.module_utils.present import Present
+from ansible_collections.myriad.gpu.plugins.module_utils.record import (
+    SITE_FILE,
+    STATE_OPTIONS,
+    Record,
+    RecordError,
+    below,
+    load,
+    load_all,
+    write_atomic,
+)
+from ansible_collections.myriad.gpu.plugins.module_utils.reset import Reset
+
+WAIT_OPTIONS = {
+    "port": {"type": "int"},
+    "host": {"type": "str"},
+    "socket": {"type": "path"},
+    "path": {"type": "path"},
+    "url": {"type": "str"},
+    "timeout_s": {"type": "int", "default": 60},
+}
+UNIT_OPTIONS = {
+    "name": {"type": "str", "required": True},
+    "enabled": {"type": "bool"},
+    "state": {"type": "str", "choices": ["started", "stopped"]},
+    "masked": {"type": "bool"},
+    "restart_on": {"type": "list", "elements": "path", "default": []},
+    "wait_for": {"type": "dict", "options": WAIT_OPTIONS},
+    "timeout_s": {"type": "int", "default": 60},
+}
+ARGUMENTS = dict(
+    STATE_OPTIONS,
+    state={"type": "str", "choices": ["present", "check", "converged", "absent"], "default": "present"},
+    units={"type": "list", "elements": "dict", "default": [], "options": UNIT_OPTIONS},
+    settings={"type": "dict", "default": {}},
+    settings_optional={"type": "list", "elements": "str", "default": []},
+    kernel_modules={"type": "list", "elements": "str", "default": []},
+    kernel_modules_optional={"type": "list", "elements": "str", "default": []},
+    packages={"type": "list", "elements": "str", "default": []},
+    images={
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {"ref": {"type": "str", "required": True}, "digest": {"type": "str"}},
+    },
+    hostname={"type": "str"},
+    swap={"type": "raw"},
+    data={"type": "list", "elements": "path", "default": []},
+    full={"type": "bool", "default": False},
+    keep={"type": "list", "elements": "str", "default": []},
+    inputs={"type": "raw"},
+    ignore_vars={"type": "list", "elements": "str", "default": ["myriad_full"]},
+    bundle={"type": "path"},
+    inputs_hash={"type": "str", "default": ""},
+    complete={"type": "bool", "default": False},
+)
+
+
+def site_file(params):
+    return os.path.join(below(params["root"], params["state_dir"]), SITE_FILE)
+
+
+def check(params):
+    """Compare the node with all records; never changed."""
+    records = load_all(below(params["root"], params["state_dir"]))
+    site = load(site_file(params))
+    drift = Comparison(records, params["root"], params["full"]).run()
+    if not site:
+        drift.append(
+            {"role": "_site", "kind": "site", "item": "run", "expected": "a complete run", "found": "none yet, or one that was broken off"}
+        )
+    elif params["inputs_hash"] and site.get("inputs_hash") != params["inputs_hash"]:
+        drift.append(
+            {
+                "role": "_site",
+                "kind": "inputs",
+                "item": "inputs",
+                "expected": site.get("inputs_hash", ""),
+                "found": params["inputs_hash"],
+            }
+        )
+    facts = host.facts(params["root"])
+    facts["myriad_node"] = {
+        "inputs_hash": params["inputs_hash"],
+        "converged": not drift,
+        "roles": sorted(records),
+        "last_run": site.get("time"),
+    }
+    return {"changed": False, "converged": not drift, "drift": drift, "ansible_facts": facts}
+
+
+def converged(params, check_mode):
+    """Record the inputs of a complete run; forget what its roles no longer asked for."""
+    if not params["complete"] or not params["inputs_hash"]:
+        return {"changed": False, "recorded": False, "notes": ["the run was not a complete one, so the host is looked at again next time"]}
+    directory = below(params["root"], params["state_dir"])
+    if not check_mode:
+        for role in load_all(directory):
+            record = Record(directory, role, params["run_id"])
+            record.prune()
+            record.save()
+        text = json.dumps({"inputs_hash": params["inputs_hash"], "time": int(time.time()), "run": params["run_id"]}, sort_keys=True)
+        write_atomic(site_file(params), text.encode() + b"\n", 0o644)
+    return {"changed": False, "recorded": True, "notes": []}
+
+
+def main():
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    params = module.params
+    slim = {key: value for key, value in params.items() if value not in (None, [], {}, "") and key not in ("predicted", "inputs", "run_id")}
+    work = None
+    try:
+        if params["state"] == "check":
+            result = check(params)
+        elif params["state"] == "converged":
+            result = converged(params, module.check_mode)
+        elif params["state"] == "absent":
+            work = Reset(params, module.check_mode)
+            result = work.run()
+        else:
+            if not params["role"]:
+                module.fail_json(msg="no role is named; give the option role, or use the task in a role", invocation={"module_args": slim})
+            work = Present(params, module.check_mode)
+            result = work.run()
+    except (RecordError, LookupError, kernel.SystemFault, units.UnitError) as error:
+        done = work.result() if work is not None else {}
+        done.pop("changed", None)
+        module.fail_json(msg=str(error), exception=None, invocation={"module_args": slim}, **done)
+    module.exit_json(invocation={"module_args": slim}, **result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The digest of everything that a host's outcome follows from: its variables, the collection's content, the bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible.parsing.vault import EncryptedString
+
+COLLECTION = Path(__file__).resolve().parents[2]
+FOLDERS = ("roles", "plugins", "playbooks")
+# Parts of the Python package from which roles and filters derive what lands on a node.
+PACKAGE_FOLDERS = ("fleet", "stack", "kube", "data")
+SKIPPED_SUFFIXES = (".pyc", ".md", ".retry")
+# Variables that ansible makes itself, or that change from run to run.
+MAGIC = {
+    "hostvars",
+    "groups",
+    "vars",
+    "omit",
+    "play_hosts",
+    "playbook_dir",
+    "inventory_dir",
+    "inventory_file",
+    "environment",
+    "namespace",
+    "role_name",
+    "role_names",
+    "role_path",
+    "role_uuid",
+}
+# Of ansible's own variables only the address is one that templates use.
+KEPT = {"ansible_host"}
+
+
+def canonical(value: Any) -> Any:
+    """A value with nothing but JSON's own types, the same for the same content.
+
+    An encrypted value stands as it is stored: nothing is decrypted for a comparison.
+    """
+    if isinstance(value, EncryptedString):
+        return f"vault:{value._ciphertext}"
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(canonical(item), sort_keys=True) for item in value)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [canonical(item) for item in value]
+    return str(value)
+
+
+def host_digest(task_vars: Mapping[str, Any], ignored: set[str]) -> str:
+    """Over the host's variables as they are written (not templated), facts and ansible's own left out."""
+    kept = {}
+    for name in task_vars:
+        if name in ignored or name in MAGIC or name.startswith("__"):
+            continue
+        if name.startswith("ansible_") and name not in KEPT:
+            continue
+        kept[str(name)] = canonical(task_vars[name])
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def collection_digest(cache: Path) -> str:
+    """Over the content of roles, plugins, playbooks and what of the Python package they use.
+
+    Reading them takes some 20 ms; the workers of one ansible-playbook process share the answer through ``cache``.
+    """
+    remembered = cache / "myriad-collection-digest"
+    try:
+        return remembered.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    folders = [COLLECTION / folder for folder in FOLDERS]
+    spec = importlib.util.find_spec("myriad")
+    if spec is not None and spec.origin:
+        folders.extend(Path(spec.origin).parent / folder for folder in PACKAGE_FOLDERS)
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in _files(folder):
+            digest.update(f"{folder.name}/{path.relative_to(folder)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    answer = digest.hexdigest()
+    _remember(remembered, answer)
+    return answer
+
+
+def _files(folder: Path) -> list[Path]:
+    found = []
+    for directory, folders, names in os.walk(folder, followlinks=False):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        found.extend(Path(directory) / name for name in sorted(names) if not name.endswith(SKIPPED_SUFFIXES))
+    return [path for path in found if path.is_file()]
+
+
+def bundle_digest(bundle: Any, cache: Path) -> str:
+    """Over the manifest of the bundle; empty without one."""
+    if not bundle:
+        return ""
+    manifest = Path(str(bundle)).expanduser() / "bundle.yml"
+    try:
+        stamp = manifest.stat()
+    except OSError:
+        return ""
+    key = hashlib.sha256(f"{manifest} {stamp.st_mtime_ns} {stamp.st_size}".encode()).hexdigest()[:16]
+    remembered = cache / f"myriad-bundle-{key}"
+    try:
+        return remembered.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    answer = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    _remember(remembered, answer)
+    return answer
+
+
+def _remember(path: Path, answer: str) -> None:
+    """Write for the other workers; each writes the same, so the last rename is as good as the first."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(answer, encoding="utf-8")
+    temporary.replace(path)
