@@ -389,6 +389,8 @@ class PlacementPolicy:
     """
 
     tier_weights: Mapping[str, float] = field(default_factory=dict)
+    whole_location_only: bool = True
+    """Leave out nodes that lack the label of any level, as Kueue's TAS does (kueue#6996)."""
     keep_candidates: int = 3
     search_limit: int = 20_000
     """Bound on states of the exact search that runs where the greedy packing of several podsets fails."""

@@ -127,6 +127,10 @@ class Snapshot:
         self.alloc: IntArray = np.zeros((len(self.resources), n), dtype=np.int64)
         self.used: IntArray = np.zeros_like(self.alloc)
         self.level: tuple[Level, ...] = tuple(Level(name, k + 1, nodes) for k, name in enumerate(self.levels))
+        self.located: BoolArray = np.ones(n, dtype=np.bool_)
+        """(N,) nodes that stand in a domain of every level."""
+        for level in self.level:
+            self.located &= level.valid[level.gid] if n else self.located
         self.usable: BoolArray = np.zeros(n, dtype=np.bool_)
         self.mixed: BoolArray = np.zeros(n, dtype=np.bool_)
         self.taint_id: IntArray = np.zeros(n, dtype=np.int64)

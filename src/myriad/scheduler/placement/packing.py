@@ -64,7 +64,12 @@ def capacity(demand: Demand, free: IntArray, mask: BoolArray) -> IntArray:
 
 
 def demands_of(
-    snapshot: Snapshot, gang: Gang, *, tier_rank: dict[str, int], use_min_count: bool = False
+    snapshot: Snapshot,
+    gang: Gang,
+    policy: PlacementPolicy,
+    *,
+    tier_rank: dict[str, int],
+    use_min_count: bool = False,
 ) -> list[Demand]:
     """The gang's podsets as demands, the ones that ask for the same merged, the largest first. Empty ones are left out.
 
@@ -102,7 +107,7 @@ def demands_of(
             rows=np.array([snapshot.row[r] for r, _ in asked], dtype=np.int64),
             amounts=np.array([a for _, a in asked], dtype=np.int64),
             missing=tuple(r for r, _ in requests if r not in snapshot.row),
-            mask=snapshot.eligible(p, gang.pool),
+            mask=snapshot.eligible(p, gang.pool) & _located(snapshot, limit, policy),
             start=start,
             limit=limit,
             gpus=p.gpus_per_pod,
@@ -110,6 +115,17 @@ def demands_of(
             weight=(p.gpus_per_pod, int(p.requests.get(CPU, 0)), int(p.requests.get(MEMORY, 0))),
         )
     return sorted(merged.values(), key=lambda d: d.weight, reverse=True)
+
+
+def _located(snapshot: Snapshot, limit: int, policy: PlacementPolicy) -> BoolArray:
+    """(N,) nodes whose place is known as far as the demand and the policy need it."""
+    if policy.whole_location_only:
+        return snapshot.located
+    depth = len(snapshot.levels)
+    if 0 < limit <= depth:
+        level = snapshot.level[depth - limit]
+        return level.valid[level.gid]
+    return np.ones(len(snapshot.nodes), dtype=np.bool_)
 
 
 def choose(cap: IntArray, need: int, *ties: npt.NDArray[np.generic]) -> tuple[IntArray, int]:

@@ -47,7 +47,7 @@ def plan(
     policy = policy or PlacementPolicy()
     rank_of = ranks(snapshot.levels)
     names = tiers(snapshot.levels)
-    demands = demands_of(snapshot, gang, tier_rank=rank_of)
+    demands = demands_of(snapshot, gang, policy, tier_rank=rank_of)
     if not demands:
         empty = Candidate(tier="node", domain=(), capacity_pods=0, leftover=0)
         return Plan("node", (), (), _weight(policy, "node", rank_of), empty, reason="the gang has no pods")

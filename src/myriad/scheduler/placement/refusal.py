@@ -19,6 +19,7 @@ from myriad.scheduler.model import (
     PlacementPolicy,
     Refusal,
     is_gpu_resource,
+    level_label,
     place,
 )
 from myriad.scheduler.placement.packing import Demand, Packer, capacity, demands_of
@@ -88,7 +89,7 @@ def fits_ever(
     if not best.nodes:
         return None  # nothing is known yet: an empty cache proves nothing
     rank_of = ranks(best.levels)
-    demands = demands_of(best, gang, tier_rank=rank_of, use_min_count=True)
+    demands = demands_of(best, gang, policy, tier_rank=rank_of, use_min_count=True)
     for d in demands:
         refusal = _never_one_pod(best, gang, d) or _never_count(best, gang, d, tiers(best.levels))
         if refusal:
@@ -112,6 +113,11 @@ def _never_one_pod(best: Snapshot, gang: Gang, d: Demand) -> Refusal | None:
     label = f"podset {d.spec.name}: " if len(gang.podsets) > 1 else ""
     if not selected.any():
         return Refusal("never", label + _nothing_selected(best, gang, d), unblocks=("correct the selector",))
+    if not d.mask.any() and (selected & best.tolerated(d.spec.tolerations)).any():
+        names = [best.nodes[i].name for i in np.flatnonzero(selected)]
+        levels = ", ".join(level_label(name) for name in best.levels)
+        sentence = f"{label}every node that matches lacks a label of its place ({levels}): {names_words(names)}"
+        return Refusal("never", sentence, unblocks=("give the nodes their location in the inventory",))
     if not d.mask.any():
         taints = sorted({str(t) for i in np.flatnonzero(selected) for t in best.nodes[i].taints})
         sentence = f"{label}every node that matches has a taint that the job does not tolerate: {names_words(taints)}"
@@ -206,7 +212,7 @@ def classes_of(snapshot: Snapshot, gang: Gang, demands: Sequence[Demand]) -> dic
 
 
 def class_masks(snapshot: Snapshot, gang: Gang, demands: Sequence[Demand]) -> dict[str, BoolArray]:
-    """(N,) masks by class: other_nodes (pool, selector, affinity), not_ready, cordoned, taint, eligible."""
+    """(N,) masks by class: eligible, other_nodes (pool, selector, affinity), not_ready, cordoned, taint, unlabelled."""
     labels = np.logical_or.reduce([snapshot.label_mask(d.spec, gang.pool) for d in demands])
     eligible = np.logical_or.reduce([d.mask for d in demands])
     held = labels & ~eligible
@@ -215,12 +221,15 @@ def class_masks(snapshot: Snapshot, gang: Gang, demands: Sequence[Demand]) -> di
     for i in np.flatnonzero(held & ~snapshot.usable):
         cordoned[i] = snapshot.nodes[i].cordoned
         not_ready[i] = not snapshot.nodes[i].ready
+    tolerated = np.logical_or.reduce([snapshot.tolerated(d.spec.tolerations) for d in demands])
+    open_now = held & ~cordoned & ~not_ready
     return {
         "eligible": eligible,
         "other_nodes": ~labels,
         "not_ready": not_ready,
         "cordoned": cordoned & ~not_ready,
-        "taint": held & ~cordoned & ~not_ready,
+        "taint": open_now & ~tolerated,
+        "unlabelled": open_now & tolerated,
     }
 
 
@@ -311,12 +320,16 @@ def _groups(
     """Nodes held back inside a range, by the words that say why."""
     masks = class_masks(snapshot, gang, demands)
     out: dict[str, list[str]] = {}
-    for i in np.flatnonzero(inside & (masks["cordoned"] | masks["not_ready"] | masks["taint"])):
+    held = masks["cordoned"] | masks["not_ready"] | masks["taint"] | masks["unlabelled"]
+    for i in np.flatnonzero(inside & held):
         node = snapshot.nodes[i]
         if masks["not_ready"][i]:
             key = "not ready"
         elif masks["cordoned"][i]:
             key = f"cordoned by {node.cordoned_by}" if node.cordoned_by else "cordoned"
+        elif masks["unlabelled"][i]:
+            missing = [name for k, name in enumerate(snapshot.levels) if not "".join(node.location[k : k + 1])]
+            key = f"without the label of a {' or '.join(missing)}"
         elif node.gate_closed:
             key = "closed by {its} gate" + (f": {node.gate_reason}" if node.gate_reason else "")
         else:
@@ -374,7 +387,7 @@ def _uncordon(
     trial = snapshot.clone()
     for i in inside:
         trial.update_node(replace(snapshot.nodes[i], cordoned=False))
-    again = demands_of(trial, gang, tier_rank=ranks(trial.levels))
+    again = demands_of(trial, gang, policy, tier_rank=ranks(trial.levels))
     packer = Packer(trial, again, policy, None)
     if _fits_somewhere(trial, packer, again):
         return (f"uncordon {names_words([snapshot.nodes[i].name for i in inside])}",)
