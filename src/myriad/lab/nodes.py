@@ -35,6 +35,9 @@ _SPEC_LABEL = "dev.myriad.lab.spec"
 #: How long systemd inside a container may take until it answers over ssh.
 BOOT_TIMEOUT_S = 60.0
 
+#: Raised when nodes of an earlier version lack something that this version relies on.
+_LAYOUT = 2
+
 Say = Callable[[str], None]
 
 
@@ -72,6 +75,7 @@ def lab_files(node: LabNode, public_key: str, apt_sources: str) -> dict[str, tup
         # The pods' resolver: a nameserver that is no loopback address, else CoreDNS finds a loop and stops.
         "/etc/myriad-lab/resolv.conf": (b"nameserver 192.0.2.53\n", 0o644),
         f"{NODE_DIR}/host": (node.name.encode() + b"\n", 0o644),
+        "/etc/myriad-lab/resolv.conf": (pod_resolv_conf(_host_resolv_conf()).encode(), 0o644),
     }
     if apt_sources:
         files["/etc/apt/sources.list.d/myriad-lab.sources"] = (apt_sources.encode(), 0o644)
@@ -80,9 +84,32 @@ def lab_files(node: LabNode, public_key: str, apt_sources: str) -> dict[str, tup
     return files
 
 
+def pod_resolv_conf(host: str) -> str:
+    """The resolver file for pods: the host's nameservers without loopback ones, in which CoreDNS would find itself.
+
+    Args:
+        host: the host's resolver file. Without a usable server it names an address that is reserved for documentation,
+            so that names outside the cluster fail at once instead of looping.
+    """
+    servers = [
+        line.split()[1] for line in host.splitlines() if line.startswith("nameserver ") and len(line.split()) > 1
+    ]
+    usable = [server for server in servers if not server.startswith(("127.", "::1"))]
+    return "".join(f"nameserver {server}\n" for server in usable[:3] or ["192.0.2.53"])
+
+
+def _host_resolv_conf() -> str:
+    # systemd-resolved shows programs a loopback address and keeps the real servers here.
+    for path in (Path("/run/systemd/resolve/resolv.conf"), Path("/etc/resolv.conf")):
+        if path.is_file():
+            return path.read_text(errors="replace")
+    return ""
+
+
 def spec_hash(node: LabNode, detected: Detected, network: str) -> str:
     """Tells a container with today's settings from one that was made with others."""
-    facts = [node.name, node.address, node.gpus, node.model, network, detected.cap_sys_resource, detected.dev_kmsg, 1]
+    facts = [_LAYOUT, node.name, node.address, node.gpus, node.model, network]
+    facts += [detected.cap_sys_resource, detected.dev_kmsg]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
