@@ -48,7 +48,10 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec=OPTIONS,
-            required_if=[("state", "published", ("bundle", "registry")), ("state", "present", ("source", "store"), True)],
+            required_if=[
+                ("state", "published", ("bundle", "registry")),
+                ("state", "present", ("source", "store"), True),
+            ],
             mutually_exclusive=[("source", "store")],
         )
         if args["state"] == "published":
@@ -82,7 +85,8 @@ class ActionModule(ActionBase):
         lacking = [f"{names[digest]} (sha256 {digest})" for digest, source in sources.items() if source is None]
         if lacking:
             raise AnsibleActionFail(
-                f"The store {store} does not hold {', '.join(lacking)}. Nothing was sent; run `myriad bundle verify` on it."
+                f"The store {store} does not hold {', '.join(lacking)}. Nothing was sent; "
+                "`myriad bundle verify` tells what else it lacks."
             )
         sent: dict[str, str] = {}
         for digest, source in sources.items():

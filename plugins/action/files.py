@@ -120,9 +120,11 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"{where} must be a mapping, it is {entry!r}.")
         unknown = sorted(set(entry) - keys)
         if unknown:
-            raise AnsibleActionFail(f"{where} has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(keys))}.")
+            raise AnsibleActionFail(
+                f"{where} has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(keys))}."
+            )
         if "mode" in entry and not isinstance(entry["mode"], str):
-            raise AnsibleActionFail(f"{where}: mode must be quoted, as in mode: \"0644\".")
+            raise AnsibleActionFail(f'{where}: mode must be quoted, as in mode: "0644".')
         checked: dict[str, Any] = {key: str(entry[key]) for key in ("mode", "owner", "group") if key in entry}
         if entry.get("validate"):
             checked["validate"] = str(entry["validate"])

@@ -1,4 +1,4 @@
-"""Adds to node_state what only the controller knows: the run, the role, predictions, and the digest of a host's inputs."""
+"""Adds to node_state what only the controller knows: the run, the role, predictions, the digest of the inputs."""
 
 from __future__ import annotations
 

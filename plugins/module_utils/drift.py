@@ -1,8 +1,5 @@
 """Compares what the roles recorded with what the node is."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import os
@@ -142,7 +139,9 @@ class Comparison:
             name, values = entry["name"], found[entry["name"]]
             masked = values["UnitFileState"].startswith("masked") or values["LoadState"] == "masked"
             if bool(entry.get("masked")) != masked and (masked or entry.get("masked")):
-                self.differs(role, "unit", name, "masked" if entry.get("masked") else "not masked", values["UnitFileState"])
+                self.differs(
+                    role, "unit", name, "masked" if entry.get("masked") else "not masked", values["UnitFileState"]
+                )
                 continue
             if entry.get("masked"):
                 continue
@@ -150,8 +149,18 @@ class Comparison:
                 self.differs(role, "unit", name, "present", "not found")
                 continue
             enabled = values["UnitFileState"] in units.ENABLED
-            if entry.get("enabled") is not None and values["UnitFileState"] not in units.NOT_ENABLEABLE and enabled != entry["enabled"]:
-                self.differs(role, "unit", name, "enabled" if entry["enabled"] else "disabled", values["UnitFileState"] or "disabled")
+            if (
+                entry.get("enabled") is not None
+                and values["UnitFileState"] not in units.NOT_ENABLEABLE
+                and enabled != entry["enabled"]
+            ):
+                self.differs(
+                    role,
+                    "unit",
+                    name,
+                    "enabled" if entry["enabled"] else "disabled",
+                    values["UnitFileState"] or "disabled",
+                )
             if entry.get("state") == "started":
                 if not units.is_active(values):
                     self.differs(role, "unit", name, "active", values["ActiveState"])
@@ -165,4 +174,6 @@ class Comparison:
         expected = self.records[role].get("started", {}).get(entry["name"])
         paths = units.fragment_paths(entry["name"], values, {}) | set(entry.get("restart_on") or ())
         if expected and contents.of(paths) != expected:
-            self.differs(role, "unit", entry["name"], "started with its files as they are", "a file changed after it was started")
+            self.differs(
+                role, "unit", entry["name"], "started with its files as they are", "a file changed after it was started"
+            )

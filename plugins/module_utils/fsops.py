@@ -1,8 +1,5 @@
 """File operations of the node-run modules: hashes, owners and modes, landing content by rename."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import glob

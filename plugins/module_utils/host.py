@@ -1,8 +1,5 @@
 """The few facts that Myriad's roles read, gathered from files: no subprocess, a few milliseconds."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import os
@@ -107,5 +104,8 @@ def facts(root="/"):
         "swaptotal_mb": swap,
         "cgroup_version": cgroup_version,
         "python_version": platform.python_version(),
-        "python": {"executable": sys.executable, "version": {"major": sys.version_info[0], "minor": sys.version_info[1]}},
+        "python": {
+            "executable": sys.executable,
+            "version": {"major": sys.version_info[0], "minor": sys.version_info[1]},
+        },
     }

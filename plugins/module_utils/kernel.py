@@ -1,8 +1,5 @@
 """Kernel settings, modules, swap, host name, installed packages and images: read and set."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import errno
@@ -103,7 +100,12 @@ def fstab_without_swap(root="/"):
 def swap_off(root="/"):
     for device in swaps(root):
         done = subprocess.run(
-            ["swapoff", device], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            ["swapoff", device],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             raise SystemFault(f"swap on {device} cannot be turned off: {done.stdout.strip()}")
@@ -153,10 +155,12 @@ def package_versions(names, root="/"):
     ]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        raise SystemFault("dpkg-query is not on this node; recorded packages can be looked at on Debian and Ubuntu only") from error
+        raise SystemFault(
+            "dpkg-query is not on this node; recorded packages can be looked at on Debian and Ubuntu only"
+        ) from error
     versions = {}
     for line in done.stdout.splitlines():
         columns = line.split("\t")
@@ -187,8 +191,7 @@ def images():
             done = subprocess.run(
                 [program, *command[1:]],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 text=True,
                 env=environment,
                 timeout=30,
@@ -200,7 +203,10 @@ def images():
         if done.returncode == 0:
             return parse(done.stdout)
         said.append(f"{command[0]}: {done.stderr.strip()[-300:]}")
-    raise SystemFault("the images of the container runtime cannot be listed: %s" % ("; ".join(said) or "neither crictl nor ctr is installed"))
+    raise SystemFault(
+        "the images of the container runtime cannot be listed: %s"
+        % ("; ".join(said) or "neither crictl nor ctr is installed")
+    )
 
 
 def _crictl(text):

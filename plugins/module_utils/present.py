@@ -1,8 +1,5 @@
 """Brings a node to the state that a role's last task names, and records it."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import os
@@ -23,7 +20,9 @@ class Present:
         directory = below(self.root, params["state_dir"])
         self.record = Record(directory, params["role"], params["run_id"])
         self.contents = units.Contents(load_all(directory), params["predicted"] if check else {})
-        self.done = {key: [] for key in ("restarted", "started", "stopped", "enabled", "disabled", "masked", "unmasked")}
+        self.done = {
+            key: [] for key in ("restarted", "started", "stopped", "enabled", "disabled", "masked", "unmasked")
+        }
         self.changed_items = []
         self.diff = []
         self.notes = []
@@ -97,7 +96,8 @@ class Present:
                     self.notes.append(f"kernel module {name} is not loaded: {reason}")
                 else:
                     raise kernel.SystemFault(
-                        f"kernel module {name} cannot be loaded: {reason}. Install the kernel's module package for {os.uname().release}, or list it under "
+                        f"kernel module {name} cannot be loaded: {reason}. Install the kernel's module package for "
+                        f"{os.uname().release}, or list it under "
                         "kernel_modules_optional where the machine does without."
                     )
             self.record.put("kernel_modules", {"name": name, "optional": name in optional})
@@ -118,7 +118,11 @@ class Present:
                     faults.append(f"setting {name} cannot be {value}: {reason}")
             self.record.put("settings", entry)
         if faults:
-            raise kernel.SystemFault("\n".join([*faults, "List it under settings_optional where the machine keeps it read-only (a container)."]))
+            raise kernel.SystemFault(
+                "\n".join(
+                    [*faults, "List it under settings_optional where the machine keeps it read-only (a container)."]
+                )
+            )
 
     def setting(self, name, value, loading):
         """None when the setting has its value (or would have it), else why not."""
@@ -145,7 +149,9 @@ class Present:
         versions = kernel.package_versions(names, self.root)
         missing = [name for name in names if name not in versions]
         if missing and not self.check:
-            raise kernel.SystemFault("not installed: {}. The role must install what it records.".format(", ".join(missing)))
+            raise kernel.SystemFault(
+                "not installed: {}. The role must install what it records.".format(", ".join(missing))
+            )
         for name in names:
             if name in versions:
                 self.record.put("packages", {"name": name, "version": versions[name]})
@@ -199,7 +205,8 @@ class Present:
         if values["NeedDaemonReload"] == "yes":
             return True
         return values["LoadState"] == "not-found" and any(
-            os.path.exists(os.path.join(folder, name)) for folder in ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+            os.path.exists(os.path.join(folder, name))
+            for folder in ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
         )
 
     def remember(self, unit, values):
@@ -209,7 +216,11 @@ class Present:
             entry["before"] = known["before"]
         elif values:
             # What a reset restores, for units that were there before the role.
-            entry["before"] = {"enabled": values["UnitFileState"], "active": values["ActiveState"], "load": values["LoadState"]}
+            entry["before"] = {
+                "enabled": values["UnitFileState"],
+                "active": values["ActiveState"],
+                "load": values["LoadState"],
+            }
         self.record.put("units", entry)
 
     def enablement(self, wanted, found):
@@ -227,7 +238,8 @@ class Present:
                 masked, state = False, "disabled"
             if masked and (unit["enabled"] or unit["state"] == "started"):
                 raise units.UnitError(
-                    f"{name} is masked on this node, so it can be neither enabled nor started. Someone decided that it must not run: "
+                    f"{name} is masked on this node, so it can be neither enabled nor started. "
+                    "Someone decided that it must not run: "
                     f"find out who, then `systemctl unmask {name}`, or set masked: false for it."
                 )
             if unit["enabled"] is None or masked:
@@ -270,7 +282,9 @@ class Present:
             return
         if unit["state"] != "started":
             return
-        paths = units.fragment_paths(name, values, self.params["predicted"] if self.check else {}) | set(unit["restart_on"])
+        paths = units.fragment_paths(name, values, self.params["predicted"] if self.check else {}) | set(
+            unit["restart_on"]
+        )
         digest = self.contents.of(paths)
         verb = self.verb(name, values, paths, digest)
         if verb is not None:

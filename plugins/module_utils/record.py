@@ -20,9 +20,6 @@ Every entry carries the run in which it was last asked for. Several tasks of one
 longer asked for is pruned at its end (``prune``).
 """
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import json
@@ -170,7 +167,8 @@ def load(path):
         return {}
     except (OSError, ValueError) as error:
         raise RecordError(
-            f"{path} cannot be read: {error}. Remove it and run again: the roles then look at everything on this node once."
+            f"{path} cannot be read: {error}. "
+            "Remove it and run again: the roles then look at everything on this node once."
         ) from error
     if not isinstance(data, dict):
         raise RecordError(f"{path} holds no record. Remove it and run again.")

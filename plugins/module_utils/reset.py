@@ -1,8 +1,5 @@
 """Removes from a node what the roles recorded, and nothing of the path by which the node is managed."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import os
@@ -50,7 +47,23 @@ MANAGEMENT_UNITS = (
     "systemd-udevd.service",
 )
 # Data directories that can only be a mistake.
-TOO_HIGH = ("/", "/etc", "/usr", "/var", "/var/lib", "/var/log", "/home", "/root", "/opt", "/boot", "/srv", "/tmp", "/run", "/lib", "/bin")
+TOO_HIGH = (
+    "/",
+    "/etc",
+    "/usr",
+    "/var",
+    "/var/lib",
+    "/var/log",
+    "/home",
+    "/root",
+    "/opt",
+    "/boot",
+    "/srv",
+    "/tmp",
+    "/run",
+    "/lib",
+    "/bin",
+)
 
 
 def under(path, folders):
@@ -113,7 +126,11 @@ class Reset:
         data = [path for path in dict.fromkeys(entry["path"] for _role, entry in self.of("data")) if self.allowed(path)]
         too_high = [path for path in data if os.path.normpath(path) in TOO_HIGH]
         if too_high:
-            raise LookupError("{} is recorded as data of a role, which would remove the system; nothing was removed".format(", ".join(too_high)))
+            raise LookupError(
+                "{} is recorded as data of a role, which would remove the system; nothing was removed".format(
+                    ", ".join(too_high)
+                )
+            )
         self.processes({path for path in programs if not under(path, self.keep_paths)})
         for path in data:
             self.tree(path)
@@ -147,15 +164,27 @@ class Reset:
         for _role, entry in self.of("units"):
             name = entry["name"]
             if name in MANAGEMENT_UNITS or name in self.params["keep"]:
-                self.kept.append("{}: {}".format(name, "asked to be kept" if name in self.params["keep"] else "part of the management path"))
+                self.kept.append(
+                    "{}: {}".format(
+                        name, "asked to be kept" if name in self.params["keep"] else "part of the management path"
+                    )
+                )
                 continue
             values = found[name]
             before = entry.get("before") or {}
             fragment = values["FragmentPath"]
-            ours = fragment in files or os.path.realpath(fragment or "/nowhere") in files or before.get("load") == "not-found"
+            ours = (
+                fragment in files
+                or os.path.realpath(fragment or "/nowhere") in files
+                or before.get("load") == "not-found"
+            )
             (own if ours else restored).append((name, entry, values, before))
         # The last ones started are stopped first.
-        stop = [name for name, _entry, values, _before in reversed(own) if values["ActiveState"] not in ("inactive", "failed")]
+        stop = [
+            name
+            for name, _entry, values, _before in reversed(own)
+            if values["ActiveState"] not in ("inactive", "failed")
+        ]
         disable = [name for name, _entry, values, _before in own if values["UnitFileState"] in units.ENABLED]
         for name in stop:
             self.gone(f"unit {name} stopped")
@@ -260,9 +289,8 @@ class Reset:
                     os.makedirs(os.path.dirname(real), exist_ok=True)
                     fsops.land(real, data, original["mode"], *fsops.resolve_ids(original["owner"], original["group"]))
                 return
-        if not self.check:
-            if os.path.isdir(os.path.dirname(real)):
-                fsops.clean_leftovers(real)
+        if not self.check and os.path.isdir(os.path.dirname(real)):
+            fsops.clean_leftovers(real)
         if os.path.lexists(real):
             self.gone(path)
             if not self.check:
@@ -371,7 +399,11 @@ def mounts_below(path):
 def unmount(point):
     for words in ((), ("--lazy",)):
         done = subprocess.run(
-            ["umount", *words, "--", point], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            ["umount", *words, "--", point],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
         )
         if done.returncode == 0:
             return

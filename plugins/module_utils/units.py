@@ -1,8 +1,5 @@
 """systemd units: what they are, what they were started with, and why one does not start."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 import hashlib
@@ -65,7 +62,7 @@ def systemctl(*words, root="/", check=True):
     command = ["systemctl", *(["--root=" + root] if root not in ("", "/") else []), *words]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
         raise UnitError("systemctl is not on this node; Myriad's roles need systemd") from error
@@ -80,7 +77,7 @@ def show(names):
     if not names:
         return {}
     done = systemctl("show", "--property=" + ",".join(PROPERTIES), "--", *names)
-    blocks = [block for block in done.stdout.strip("\n").split("\n\n")]
+    blocks = list(done.stdout.strip("\n").split("\n\n"))
     if len(blocks) != len(names):
         raise UnitError(f"`systemctl show` answered for {len(blocks)} of {len(names)} units: {done.stderr.strip()}")
     found = {}
@@ -104,7 +101,9 @@ def fragment_paths(name, values, predicted):
     paths.update(path for path in values["DropInPaths"].split() if path)
     for path in predicted:
         directory, base = os.path.split(path)
-        if (directory.endswith("/systemd/system") and base == name) or (directory.endswith(f"/systemd/system/{name}.d") and base.endswith(".conf")):
+        if (directory.endswith("/systemd/system") and base == name) or (
+            directory.endswith(f"/systemd/system/{name}.d") and base.endswith(".conf")
+        ):
             paths.add(path)
     # systemd reads these through links; the content is what counts.
     return paths
@@ -127,14 +126,21 @@ class Contents:
             lines = []
             for directory, folders, names in os.walk(path):
                 folders.sort()
-                lines.extend(f"{os.path.join(directory, name)} {self.digest(os.path.join(directory, name))}" for name in sorted(names))
+                lines.extend(
+                    f"{os.path.join(directory, name)} {self.digest(os.path.join(directory, name))}"
+                    for name in sorted(names)
+                )
             return hashlib.sha256("\n".join(lines).encode()).hexdigest()
         try:
             info = os.stat(path)
         except OSError:
             return "absent"
         known = self.known.get(path)
-        if known and (known.get("size"), known.get("mtime_ns"), known.get("inode")) == (info.st_size, info.st_mtime_ns, info.st_ino):
+        if known and (known.get("size"), known.get("mtime_ns"), known.get("inode")) == (
+            info.st_size,
+            info.st_mtime_ns,
+            info.st_ino,
+        ):
             return known["sha256"]
         try:
             return fsops.sha256_file(path)

@@ -1,9 +1,6 @@
 #!/usr/bin/python
 """Puts files from the site's registry on a node, by digest."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -216,10 +213,14 @@ class Artifacts:
                     failures.append(str(failure))
                 except OSError as error:
                     item = futures[future]
-                    failures.append("{}: {}: {}".format(item["name"], error.filename or item["path"], error.strerror or error))
+                    failures.append(
+                        "{}: {}: {}".format(item["name"], error.filename or item["path"], error.strerror or error)
+                    )
         for item in items:
             if item["attributes"]:
-                fsops.set_attributes(below(self.root, item["path"]), item["mode"], *fsops.resolve_ids(item["owner"], item["group"]))
+                fsops.set_attributes(
+                    below(self.root, item["path"]), item["mode"], *fsops.resolve_ids(item["owner"], item["group"])
+                )
             self.remember(item)
         self.record.save()
         if failures:
@@ -233,7 +234,11 @@ class Artifacts:
         path = below(self.root, item["path"])
         found = fsops.describe(path)
         if found is not None and found["kind"] in ("directory", "special"):
-            raise Failure("{}: {} is not a file. Move it away and run again; nothing was changed.".format(item["name"], item["path"]))
+            raise Failure(
+                "{}: {} is not a file. Move it away and run again; nothing was changed.".format(
+                    item["name"], item["path"]
+                )
+            )
         item["found"] = found
         item["have"] = None
         if found is not None and found["kind"] == "file":
@@ -284,7 +289,9 @@ class Artifacts:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         sent = self.params["transferred"].get(item["sha256"])
         # Named by digest, so that a later run resumes it; the leading dot and the ending keep it off drop-in globs.
-        part = os.path.join(os.path.dirname(path), ".{}.myriad-{}.tmp".format(os.path.basename(path), item["sha256"][:16]))
+        part = os.path.join(
+            os.path.dirname(path), ".{}.myriad-{}.tmp".format(os.path.basename(path), item["sha256"][:16])
+        )
         for leftover in leftovers(path):
             if leftover != part:
                 os.unlink(leftover)
@@ -337,7 +344,9 @@ class Artifacts:
             reason = f"content changed: expected sha256 {item['sha256']}, got {got} ({size} bytes)"
             if attempt:
                 break
-        raise Failure("{}: {}, at {}. Nothing was put in place; run again when it is repaired.".format(item["name"], reason, url))
+        raise Failure(
+            "{}: {}, at {}. Nothing was put in place; run again when it is repaired.".format(item["name"], reason, url)
+        )
 
     def stream(self, opener, url, part):
         """Append what is missing of one download to its partial file; returns the bytes that travelled."""
@@ -363,7 +372,11 @@ class Artifacts:
 def leftovers(path):
     directory, name = os.path.split(path)
     prefix = f".{name}.myriad-"
-    return [os.path.join(directory, other) for other in os.listdir(directory) if other.startswith(prefix) and other.endswith(".tmp")]
+    return [
+        os.path.join(directory, other)
+        for other in os.listdir(directory)
+        if other.startswith(prefix) and other.endswith(".tmp")
+    ]
 
 
 def copy_verified(sent, part, item):
@@ -380,12 +393,20 @@ def copy_verified(sent, part, item):
             count += len(chunk)
     if digest.hexdigest() != item["sha256"]:
         os.unlink(part)
-        raise Failure("{}: the transferred file is damaged: expected sha256 {}, got {}".format(item["name"], item["sha256"], digest.hexdigest()))
+        raise Failure(
+            "{}: the transferred file is damaged: expected sha256 {}, got {}".format(
+                item["name"], item["sha256"], digest.hexdigest()
+            )
+        )
     return count
 
 
 def same_stat(known, info):
-    return (known.get("size"), known.get("mtime_ns"), known.get("inode")) == (info.st_size, info.st_mtime_ns, info.st_ino)
+    return (known.get("size"), known.get("mtime_ns"), known.get("inode")) == (
+        info.st_size,
+        info.st_mtime_ns,
+        info.st_ino,
+    )
 
 
 def main():
@@ -393,15 +414,21 @@ def main():
     slim = {key: module.params[key] for key in ("state", "source", "role", "root", "full")}
     slim["items"] = len(module.params["items"])
     if module.params["state"] == "published":
-        module.fail_json(msg="state: published is done by the action plugin on the controller; use the full name myriad.gpu.artifacts")
+        module.fail_json(
+            msg="state: published is done by the action plugin on the controller; use the full name myriad.gpu.artifacts"
+        )
     if not module.params["role"]:
-        module.fail_json(msg="no role is named; give the option role, or use the task in a role", invocation={"module_args": slim})
+        module.fail_json(
+            msg="no role is named; give the option role, or use the task in a role", invocation={"module_args": slim}
+        )
     work = None
     try:
         work = Artifacts(module.params, module.check_mode)
         work.run()
     except (Failure, RecordError, LookupError) as error:
-        module.fail_json(msg=str(error), exception=None, invocation={"module_args": slim}, diff=work.diff if work else [])
+        module.fail_json(
+            msg=str(error), exception=None, invocation={"module_args": slim}, diff=work.diff if work else []
+        )
     module.exit_json(
         changed=bool(work.changed_paths),
         changed_paths=work.changed_paths,

@@ -1,9 +1,6 @@
 #!/usr/bin/python
 """Lands a role's rendered files in one execution."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -185,7 +182,9 @@ class Tree:
         found = fsops.describe(path)
         if found is not None and found["kind"] in ("directory", "special"):
             raise Failure(
-                "{} is a {} where the role wants a file. Move it away and run again; nothing was changed.".format(item["path"], "directory" if found["kind"] == "directory" else "device, socket or pipe")
+                "{} is a {} where the role wants a file. Move it away and run again; nothing was changed.".format(
+                    item["path"], "directory" if found["kind"] == "directory" else "device, socket or pipe"
+                )
             )
         old = None
         if found is not None and found["kind"] == "file":
@@ -214,7 +213,9 @@ class Tree:
                 text = "{}: not validated, {} is not installed yet".format(item["path"], program)
                 if not self.check:
                     raise Failure(
-                        "{} cannot be validated: {} is not on this node. Install it before this task; nothing was changed.".format(item["path"], program)
+                        "{} cannot be validated: {} is not on this node. Install it before this task; nothing was changed.".format(
+                            item["path"], program
+                        )
                     )
                 self.notes.append(text)
                 continue
@@ -254,7 +255,9 @@ class Tree:
 
     def directories(self):
         for path in sorted(self.params["directories"]):
-            wanted = dict({"mode": "0755", "owner": "root", "group": "root"}, **(self.params["directories"][path] or {}))
+            wanted = dict(
+                {"mode": "0755", "owner": "root", "group": "root"}, **(self.params["directories"][path] or {})
+            )
             wanted["mode"] = fsops.mode_text(wanted["mode"])
             self.directory(path, wanted)
             known = self.record.find("directories", path) or {}
@@ -270,7 +273,9 @@ class Tree:
         if found is None:
             self.make(path, wanted)
         elif found["kind"] != "directory":
-            raise Failure("{} is a {} where the role wants a directory. Move it away and run again.".format(path, found["kind"]))
+            raise Failure(
+                "{} is a {} where the role wants a directory. Move it away and run again.".format(path, found["kind"])
+            )
         elif not (found["mode"] == wanted["mode"] and fsops.same_owner(found, wanted["owner"], wanted["group"])):
             self.touch(path)
             self.diff.append(attribute_diff(path, found, wanted))
@@ -296,7 +301,14 @@ class Tree:
             return
         self.content[path] = "directory"
         self.touch(path)
-        self.diff.append({"before_header": path, "after_header": path, "before": "", "after": "directory, mode {}\n".format(wanted["mode"])})
+        self.diff.append(
+            {
+                "before_header": path,
+                "after_header": path,
+                "before": "",
+                "after": "directory, mode {}\n".format(wanted["mode"]),
+            }
+        )
         if not self.check:
             uid, gid = fsops.resolve_ids(wanted["owner"], wanted["group"])
             real = self.real(path)
@@ -368,7 +380,12 @@ class Tree:
                     with open(real, "rb") as stream:
                         before = fsops.decode(stream.read())
                 self.diff.append(
-                    {"before_header": path, "after_header": path + " (removed)", "before": before or "({})\n".format(found["kind"]), "after": ""}
+                    {
+                        "before_header": path,
+                        "after_header": path + " (removed)",
+                        "before": before or "({})\n".format(found["kind"]),
+                        "after": "",
+                    }
                 )
                 if not self.check:
                     os.unlink(real)
@@ -404,16 +421,22 @@ def main():
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     slim = {key: module.params[key] for key in ("tree", "role", "root", "absent")}
     if not module.params["role"]:
-        module.fail_json(msg="no role is named; give the option role, or use the task in a role", invocation={"module_args": slim})
+        module.fail_json(
+            msg="no role is named; give the option role, or use the task in a role", invocation={"module_args": slim}
+        )
     tree = None
     try:
         tree = Tree(module.params, module.check_mode)
         tree.run()
     except (Failure, RecordError, LookupError) as error:
-        module.fail_json(msg=str(error), exception=None, invocation={"module_args": slim}, diff=tree.diff if tree else [])
+        module.fail_json(
+            msg=str(error), exception=None, invocation={"module_args": slim}, diff=tree.diff if tree else []
+        )
     except OSError as error:
         module.fail_json(
-            msg="{}: {}. What landed before is complete; run again when this is repaired.".format(error.filename or "file system", error.strerror),
+            msg="{}: {}. What landed before is complete; run again when this is repaired.".format(
+                error.filename or "file system", error.strerror
+            ),
             exception=None,
             invocation={"module_args": slim},
             diff=tree.diff if tree else [],

@@ -1,9 +1,6 @@
 #!/usr/bin/python
 """Brings units, settings and modules of a node to a state, records it, and finds drift from what was recorded."""
 
-# Node-run code works on plain strings (lstat, rename, glob) and imports as little as possible.
-# ruff: noqa: PTH, S310
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -291,7 +288,13 @@ def check(params):
     drift = Comparison(records, params["root"], params["full"]).run()
     if not site:
         drift.append(
-            {"role": "_site", "kind": "site", "item": "run", "expected": "a complete run", "found": "none yet, or one that was broken off"}
+            {
+                "role": "_site",
+                "kind": "site",
+                "item": "run",
+                "expected": "a complete run",
+                "found": "none yet, or one that was broken off",
+            }
         )
     elif params["inputs_hash"] and site.get("inputs_hash") != params["inputs_hash"]:
         drift.append(
@@ -316,14 +319,20 @@ def check(params):
 def converged(params, check_mode):
     """Record the inputs of a complete run; forget what its roles no longer asked for."""
     if not params["complete"] or not params["inputs_hash"]:
-        return {"changed": False, "recorded": False, "notes": ["the run was not a complete one, so the host is looked at again next time"]}
+        return {
+            "changed": False,
+            "recorded": False,
+            "notes": ["the run was not a complete one, so the host is looked at again next time"],
+        }
     directory = below(params["root"], params["state_dir"])
     if not check_mode:
         for role in load_all(directory):
             record = Record(directory, role, params["run_id"])
             record.prune()
             record.save()
-        text = json.dumps({"inputs_hash": params["inputs_hash"], "time": int(time.time()), "run": params["run_id"]}, sort_keys=True)
+        text = json.dumps(
+            {"inputs_hash": params["inputs_hash"], "time": int(time.time()), "run": params["run_id"]}, sort_keys=True
+        )
         write_atomic(site_file(params), text.encode() + b"\n", 0o644)
     return {"changed": False, "recorded": True, "notes": []}
 
@@ -331,7 +340,11 @@ def converged(params, check_mode):
 def main():
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
-    slim = {key: value for key, value in params.items() if value not in (None, [], {}, "") and key not in ("predicted", "inputs", "run_id")}
+    slim = {
+        key: value
+        for key, value in params.items()
+        if value not in (None, [], {}, "") and key not in ("predicted", "inputs", "run_id")
+    }
     work = None
     try:
         if params["state"] == "check":
@@ -343,7 +356,10 @@ def main():
             result = work.run()
         else:
             if not params["role"]:
-                module.fail_json(msg="no role is named; give the option role, or use the task in a role", invocation={"module_args": slim})
+                module.fail_json(
+                    msg="no role is named; give the option role, or use the task in a role",
+                    invocation={"module_args": slim},
+                )
             work = Present(params, module.check_mode)
             result = work.run()
     except (RecordError, LookupError, kernel.SystemFault, units.UnitError) as error:
