@@ -34,7 +34,6 @@ def inventory(state_file: Path) -> dict:
         ),
         "lab_name": state.get("name", ""),
         "lab_subnet": state.get("subnet", ""),
-        "lab_subnet": state.get("subnet", ""),
         "lab_state_dir": str(lab),
         "lab_kubeconfig": str(lab / "kubeconfig"),
         "lab_bundle_dir": state.get("bundle", ""),

@@ -73,7 +73,6 @@ def lab_files(node: LabNode, public_key: str, apt_sources: str) -> dict[str, tup
             0o644,
         ),
         # The pods' resolver: a nameserver that is no loopback address, else CoreDNS finds a loop and stops.
-        "/etc/myriad-lab/resolv.conf": (b"nameserver 192.0.2.53\n", 0o644),
         f"{NODE_DIR}/host": (node.name.encode() + b"\n", 0o644),
         "/etc/myriad-lab/resolv.conf": (pod_resolv_conf(_host_resolv_conf()).encode(), 0o644),
     }
