@@ -1,0 +1,103 @@
+"""`myriad validate`: everything that is wrong with a description, before anything is touched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from myriad.cli.output import console, emit_json
+from myriad.fleet import Checked, Problem, check
+from myriad.inventory import read_inventory
+
+InventoryOption = Annotated[
+    list[Path],
+    typer.Option("--inventory", "-i", help="Inventory folder or file; may be given several times.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+
+    @app.command()
+    def validate(inventory: InventoryOption, as_json: JsonOption = False) -> None:
+        """Check the description: hosts, groups, teams, quotas. Exit 0 when it is right, 1 when it is not."""
+        started = time.monotonic()
+        checked = check(read_inventory(*inventory))
+        elapsed_s = time.monotonic() - started
+        if as_json:
+            emit_json(as_document(inventory, checked, elapsed_s))
+        else:
+            print_problems(checked.problems)
+            console.print(verdict(checked, elapsed_s), markup=False)
+        if checked.errors:
+            raise typer.Exit(1)
+
+
+def as_document(inventory: Sequence[Path], checked: Checked, elapsed_s: float) -> dict[str, object]:
+    """What `--json` prints."""
+    fleet = checked.fleet
+    return {
+        "inventory": [str(path) for path in inventory],
+        "ok": not checked.errors,
+        "errors": [problem.as_dict() for problem in checked.errors],
+        "warnings": [problem.as_dict() for problem in checked.warnings],
+        "summary": {
+            "cluster": fleet.cluster.name,
+            "hosts": len(fleet.hosts),
+            "control_plane": len(fleet.control_plane),
+            "gpus": fleet.gpus,
+            "pools": dict(fleet.capacity),
+            "teams": sorted(fleet.teams),
+            "elapsed_s": round(elapsed_s, 3),
+        },
+    }
+
+
+def print_problems(problems: Sequence[Problem]) -> None:
+    """Problems grouped by file, subjects in a column."""
+    by_file: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_file.setdefault(problem.origin.file if problem.origin else "", []).append(problem)
+    for file, members in by_file.items():
+        console.print(file or "the description as a whole", markup=False)
+        width = min(44, max(len(problem.subject) for problem in members))
+        for problem in members:
+            line = f"  line {problem.origin.line}" if problem.origin and problem.origin.line else ""
+            mark = "warning: " if problem.severity == "warning" else ""
+            shown_line = "" if problem.subject.startswith("line ") else line
+            console.print(f"  {problem.subject:<{width}}  {mark}{problem.message}{_place(shown_line)}", markup=False)
+
+
+def _place(line: str) -> str:
+    return f"  ({line.strip()})" if line else ""
+
+
+def verdict(checked: Checked, elapsed_s: float) -> str:
+    """The last line: counts of what is wrong, or what was found right."""
+    wrong, doubtful = len(checked.errors), len(checked.warnings)
+    tail = f", {doubtful} warning{_s(doubtful)}" if doubtful else ""
+    if wrong:
+        unread = any(problem.rule in _UNREAD_RULES for problem in checked.errors)
+        rest = " What could not be read was not checked." if unread else ""
+        return f"{wrong} error{_s(wrong)}{tail}, nothing was touched.{rest}"
+    fleet = checked.fleet
+    pools = ", ".join(f"{name} {gpus:,}" for name, gpus in fleet.capacity.items())
+    nodes = sum(1 for host in fleet.hosts.values() if host.pool)
+    return (
+        f"{fleet.cluster.name}: {len(fleet.control_plane)} control plane{_s(len(fleet.control_plane))}, "
+        f"{nodes:,} GPU node{_s(nodes)}, {fleet.gpus:,} GPUs in {len(fleet.capacity)} pool{_s(len(fleet.capacity))} "
+        f"({pools}), "
+        f"{len(fleet.teams)} team{_s(len(fleet.teams))}: valid{tail} ({elapsed_s:.1f} s)"
+    )
+
+
+_UNREAD_RULES = {"yaml-syntax", "inventory-missing", "inventory-unreadable", "template", "shape"}
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,391 @@
+"""The description of a cluster as typed, frozen objects.
+
+Every field has a default that is right for most. What a field refuses, it refuses with a sentence that reads on from
+the key (`is -8; a quota is 0 or more GPUs`); `myriad.fleet.schema` collects those sentences, and `myriad.fleet.check`
+adds what only several parts together can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from myriad.fleet import names, quantity
+from myriad.fleet.catalog import model_fault
+
+MAX_GPUS_PER_NODE = 32
+MAX_PRIORITY = 1_000_000_000
+"""Highest value of a PriorityClass that users may make; what is above belongs to Kubernetes.
+https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/"""
+RESERVED_NAMESPACES = frozenset(
+    {
+        "default",
+        "kube-system",
+        "kube-public",
+        "kube-node-lease",
+        "kueue-system",
+        "volcano-system",
+        "volcano-monitoring",
+        "myriad-system",
+    }
+)
+INFERENCE_COHORT_SUFFIX = "-inference"
+"""Inference pools get a cohort tree of their own: training never lends to or borrows from them by accident."""
+
+
+def _refuse(message: str) -> PydanticCustomError:
+    # Braces would be read as fields of the template; they never stand in our sentences but may in the user's text.
+    return PydanticCustomError("description", "{sentence}", {"sentence": message})
+
+
+def _whole(what: str, *, low: int, high: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+            raise _refuse(f"is the text {names.show(value)}; write the number without quotes")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _refuse(f"is {names.show(value)}; {what}")
+        return int(value)
+
+    return check
+
+
+def _positive(what: str) -> Callable[[Any], Fraction]:
+    def check(value: Any) -> Fraction:
+        if isinstance(value, Fraction):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10**6:
+            raise _refuse(f"is {names.show(value)}; {what}")
+        return Fraction(str(value))
+
+    return check
+
+
+def _one_of(*allowed: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value not in allowed or isinstance(value, bool):
+            best = names.closest(value, allowed) if isinstance(value, str) else None
+            offer = f'; did you mean "{best}"?' if best else ""
+            raise _refuse(f"is {names.show(value)}; allowed: {' or '.join(allowed)}{offer}")
+        return value
+
+    return check
+
+
+def _text(what: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise _refuse(f"is {names.show(value)}; {what}")
+        return str(value)
+
+    return check
+
+
+def _faultless(fault: Callable[[Any], str | None]) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        sentence = fault(value)
+        if sentence is not None:
+            raise _refuse(sentence)
+        return str(value)
+
+    return check
+
+
+def _empty_mapping(value: Any) -> Any:
+    return {} if value is None else value
+
+
+def _items(what: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value is None:
+            return ()
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            raise _refuse(f"is {names.show(value)}; write a list of {what}, for example [a, b]")
+        return tuple(value)
+
+    return check
+
+
+def _memory(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        size, binary = quantity.parse(value)
+    except ValueError:
+        size, binary = Fraction(0), True
+    if isinstance(value, bool) or size <= 0:
+        raise _refuse(f'is {names.show(value)}; memory is a quantity such as "200Gi"')
+    return quantity.canonical(size, binary=binary)
+
+
+def _gpu_model(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _refuse(f"is {names.show(value)}; write the GPU model, for example H100-SXM5-80GB")
+    fault = model_fault(value)
+    if fault is not None:
+        raise _refuse(fault)
+    return str(value)
+
+
+def _namespace_fault(value: Any) -> str | None:
+    fault = names.dns_label_fault(value)
+    if fault is None and (value in RESERVED_NAMESPACES or value.startswith("kube-")):
+        return f'"{value}" belongs to the system; a team needs a namespace of its own'
+    return fault
+
+
+def _priority_name_fault(value: Any) -> str | None:
+    fault = names.dns_label_fault(value)
+    if fault is None and value.startswith("system-"):
+        return f'"{value}" begins with "system-", which Kubernetes keeps for itself; choose another name'
+    return fault
+
+
+def _level_fault(value: Any) -> str | None:
+    fault = names.label_name_fault(value)
+    if fault is None and value in {"hostname", "pool", "gpu-model", "gpu-expected", "gpu-count", "gpu-driver"}:
+        return f'"{value}" is a label that Myriad sets itself; a topology level is a place, for example rack'
+    return fault
+
+
+Name = Annotated[str, BeforeValidator(_faultless(names.dns_label_fault))]
+Level = Annotated[str, BeforeValidator(_faultless(_level_fault))]
+Namespace = Annotated[str, BeforeValidator(_faultless(_namespace_fault))]
+PriorityName = Annotated[str, BeforeValidator(_faultless(_priority_name_fault))]
+Gpus = Annotated[int, BeforeValidator(_whole("a quota is 0 or more GPUs", low=0, high=10**7))]
+BorrowedGpus = Annotated[int, BeforeValidator(_whole("what may be borrowed is 0 or more GPUs", low=0, high=10**7))]
+LentGpus = Annotated[int, BeforeValidator(_whole("what may be lent is 0 or more GPUs", low=0, high=10**7))]
+Weight = Annotated[Fraction, BeforeValidator(_positive("a weight is a number above 0 (2 gets twice the share of 1)"))]
+Priority = Annotated[
+    int,
+    BeforeValidator(
+        _whole(
+            f"a priority is a whole number from 0 to {MAX_PRIORITY} (below 0 it would rank behind pods without a "
+            "class, above belongs to Kubernetes)",
+            low=0,
+            high=MAX_PRIORITY,
+        )
+    ),
+]
+Seconds = Annotated[
+    int, BeforeValidator(_whole("seconds are a whole number from 0 to 604800 (a week)", low=0, high=604800))
+]
+Use = Literal["training", "inference"]
+Engine = Literal["kueue", "volcano"]
+Period = Literal["day", "week", "month", "quarter", "year"]
+MappingOf = BeforeValidator(_empty_mapping)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Cluster(_Part):
+    """The cluster itself: its name and the levels of its places, outermost first."""
+
+    name: Name = "cluster"
+    topology_levels: Annotated[tuple[Level, ...], BeforeValidator(_items("level names, outermost first"))] = Field(
+        default=("room", "block", "rack"), min_length=1, max_length=15
+    )
+
+
+class Pool(_Part):
+    """Nodes of one kind: GPU model, cards a node, what they are used for, and who places jobs on them.
+
+    `cpu_per_gpu` (cores) and `memory_per_gpu` (a quantity) turn a GPU quota into CPU and memory quotas; without them
+    CPU and memory never bind.
+    """
+
+    model: Annotated[str, BeforeValidator(_gpu_model)]
+    gpus_per_node: Annotated[
+        int,
+        BeforeValidator(
+            _whole(f"a node has a whole number of GPUs from 1 to {MAX_GPUS_PER_NODE}", low=1, high=MAX_GPUS_PER_NODE)
+        ),
+    ] = 8
+    use: Annotated[Use, BeforeValidator(_one_of("training", "inference"))] = "training"
+    engine: Annotated[Engine, BeforeValidator(_one_of("kueue", "volcano"))] = "kueue"
+    resource: Annotated[str, BeforeValidator(_faultless(names.extended_resource_fault))] = "nvidia.com/gpu"
+    cpu_per_gpu: (
+        Annotated[Fraction, BeforeValidator(_positive("cpu_per_gpu is a number of cores above 0, for example 24"))]
+        | None
+    ) = None
+    memory_per_gpu: Annotated[str | None, BeforeValidator(_memory)] = None
+
+
+class GpuHours(_Part):
+    """A team's budget in one pool: GPU-hours in each calendar period."""
+
+    budget: Annotated[
+        int,
+        BeforeValidator(_whole("a budget is a whole number of GPU-hours, 1 or more", low=1, high=10**12)),
+    ]
+    period: Annotated[Period, BeforeValidator(_one_of("day", "week", "month", "quarter", "year"))] = "month"
+
+
+class Team(_Part):
+    """A team: where it works, what it owns, and how it shares.
+
+    Attributes:
+        quota: GPUs that the team owns, by pool. A pool that is not named is closed to the team.
+        weight: its part when unused quota is shared out.
+        cohort: with whom it shares; without one it neither borrows nor lends.
+        borrow: most GPUs that it may borrow, by pool. A pool that is not named has no limit.
+        lend: most GPUs of its own that others may use, by pool. A pool that is not named has no limit.
+        gpu_hours: budgets by pool.
+        notify: who is told about preemptions and budgets.
+    """
+
+    namespaces: Annotated[tuple[Namespace, ...], BeforeValidator(_items("namespaces"))] = ()
+    quota: Annotated[dict[Name, Gpus], MappingOf] = Field(default_factory=dict)
+    weight: Weight = Fraction(1)
+    cohort: Name | None = None
+    borrow: Annotated[dict[Name, BorrowedGpus], MappingOf] = Field(default_factory=dict)
+    lend: Annotated[dict[Name, LentGpus], MappingOf] = Field(default_factory=dict)
+    gpu_hours: Annotated[dict[Name, GpuHours], MappingOf] = Field(default_factory=dict)
+    notify: Annotated[
+        tuple[Annotated[str, BeforeValidator(_text("write a name or an address"))], ...],
+        BeforeValidator(_items("names or addresses")),
+    ] = ()
+
+
+class Cohort(_Part):
+    """Teams that lend each other what they do not use. Cohorts form a tree: unused quota also flows along parents."""
+
+    parent: Name | None = None
+    weight: Weight = Fraction(1)
+
+
+class Preemption(_Part):
+    """How a running job is asked to leave, in seconds."""
+
+    grace_s: Seconds = 300
+    min_run_s: Seconds = 1800
+    checkpoint_max_age_s: Seconds = 3600
+
+
+class WarmImage(_Part):
+    """An image that is kept on nodes. `pools` empty means every pool."""
+
+    image: Annotated[str, BeforeValidator(_text("write the name of an image, for example gang-check"))]
+    pools: Annotated[tuple[Name, ...], BeforeValidator(_items("pools"))] = ()
+
+
+class Images(_Part):
+    """Images and where they are kept warm."""
+
+    warm: Annotated[tuple[WarmImage, ...], BeforeValidator(_items("{image: NAME, pools: [POOL]}"))] = ()
+
+
+class Host(_Part):
+    """One machine.
+
+    Attributes:
+        address: how it is reached (`ansible_host`), or its name.
+        location: one step for each topology level, outermost first; empty where the host has no GPUs.
+        pool: the pool that it belongs to; None for a machine without GPUs.
+        gpu_model: the model that its pool names; None without a pool.
+        gpus: GPUs that must be found before it takes work.
+        is_control_plane: whether it runs the control plane. A control plane may be a GPU node too.
+    """
+
+    name: str
+    address: str
+    location: tuple[str, ...] = ()
+    pool: str | None = None
+    gpu_model: str | None = None
+    gpus: int = 0
+    is_control_plane: bool = False
+
+
+class Fleet(_Part):
+    """The whole description. Made by `myriad.fleet.check`, which guarantees that its references hold."""
+
+    cluster: Cluster = Field(default_factory=Cluster)
+    hosts: dict[str, Host] = Field(default_factory=dict)
+    pools: dict[str, Pool] = Field(default_factory=dict)
+    teams: dict[str, Team] = Field(default_factory=dict)
+    cohorts: dict[str, Cohort] = Field(default_factory=dict)
+    priorities: dict[str, int] = Field(default_factory=dict)
+    preemption: Preemption = Field(default_factory=Preemption)
+    images: Images = Field(default_factory=Images)
+
+    @cached_property
+    def hosts_by_pool(self) -> Mapping[str, tuple[Host, ...]]:
+        """Hosts of each pool, in the inventory's order. Every pool has an entry."""
+        grouped: dict[str, list[Host]] = {pool: [] for pool in self.pools}
+        for host in self.hosts.values():
+            if host.pool is not None:
+                grouped.setdefault(host.pool, []).append(host)
+        return {pool: tuple(members) for pool, members in grouped.items()}
+
+    @cached_property
+    def capacity(self) -> Mapping[str, int]:
+        """Expected GPUs of each pool."""
+        return {pool: sum(host.gpus for host in members) for pool, members in self.hosts_by_pool.items()}
+
+    @property
+    def gpus(self) -> int:
+        """Expected GPUs of the whole site."""
+        return sum(self.capacity.values())
+
+    @property
+    def control_plane(self) -> tuple[Host, ...]:
+        """Machines of the control plane."""
+        return tuple(host for host in self.hosts.values() if host.is_control_plane)
+
+    def places(self, level: int) -> tuple[tuple[str, ...], ...]:
+        """Different places at a level (0 is the outermost), as paths from the outermost step, in order."""
+        return tuple(sorted({host.location[: level + 1] for host in self.hosts.values() if host.location}))
+
+
+def cohort_of(team: Team, pool: Pool) -> str | None:
+    """Cohort in which a team shares a pool: inference pools have a tree of their own."""
+    if team.cohort is None:
+        return None
+    return inference_cohort(team.cohort) if pool.use == "inference" else team.cohort
+
+
+def inference_cohort(cohort: str) -> str:
+    """Name of the inference twin of a cohort."""
+    return f"{cohort}{INFERENCE_COHORT_SUFFIX}"
+
+
+def cluster_queue_name(team: str, pool: str) -> str:
+    """Name of the ClusterQueue in which a team's quota of a pool stands."""
+    return f"{team}-{pool}"
+
+
+def pool_group(pool: str) -> str:
+    """Inventory group of a pool. Ansible's group names have no hyphens, Kubernetes' names no underscores."""
+    return f"pool_{pool.replace('-', '_')}"
+
+
+def pool_of_group(group: str, pools: Mapping[str, Any]) -> str | None:
+    """Pool that a group `pool_...` stands for; None when the description has no such pool."""
+    name = group.removeprefix("pool_")
+    if name in pools:
+        return name
+    return next((pool for pool in pools if pool_group(str(pool)) == group), None)
+
+
+DEFAULT_PRIORITIES: Mapping[str, int] = {"urgent": 1000, "normal": 500, "scavenge": 100}
+
+DESCRIPTION_VARIABLES = (
+    "myriad_cluster",
+    "myriad_pools",
+    "myriad_teams",
+    "myriad_cohorts",
+    "myriad_priorities",
+    "myriad_preemption",
+    "myriad_images",
+)
+"""The variables of group `all` that describe a site."""
+
+HOST_VARIABLES = ("myriad_location", "myriad_gpus")
+"""The variables that describe one host (or, set on a group, all hosts of a rack). `myriad_gpus` is the expected number
+of GPUs of a node that has fewer than its pool's nodes."""

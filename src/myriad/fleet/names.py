@@ -1,0 +1,121 @@
+"""Names: what Kubernetes accepts, what a person probably meant, and how values are shown in sentences."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# RFC 1123 label: names of namespaces, teams, pools, cohorts.
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+_DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
+_LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+# One step of a location: a label value without dots, because the steps are joined by dots.
+_PLACE = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_]*[A-Za-z0-9])?$")
+_LABEL_NAME = _LABEL_VALUE
+_EXTENDED_RESOURCE = re.compile(
+    r"^(?P<domain>[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)/(?P<name>[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$"
+)
+MAX_NAME = 63
+"""Longest label value and longest RFC 1123 label, in characters."""
+
+LABEL_RULE = "lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
+
+
+def dns_label_fault(name: Any) -> str | None:
+    """Why `name` cannot name a Kubernetes object that also stands in labels; None when it can."""
+    if not isinstance(name, str) or isinstance(name, bool):
+        return f"{show(name)} is not a name; write text: {LABEL_RULE}"
+    if len(name) > MAX_NAME:
+        return f'"{name}" has {len(name)} characters; Kubernetes allows {MAX_NAME}'
+    if not _DNS_LABEL.match(name):
+        hint = re.sub(r"-+", "-", re.sub(r"[^a-z0-9]", "-", name.lower())).strip("-")
+        offer = f'; for example "{hint}"' if hint and hint != name else ""
+        return f'"{name}" is not a Kubernetes name: {LABEL_RULE}{offer}'
+    return None
+
+
+def host_name_fault(name: str) -> str | None:
+    """Why a host name cannot be a node name and the value of kubernetes.io/hostname; None when it can."""
+    if len(name) > MAX_NAME:
+        return f"has {len(name)} characters; a node's name is a label value of at most {MAX_NAME}"
+    if not all(_DNS_LABEL.match(part) for part in name.split(".")):
+        return f"is not a valid node name: {LABEL_RULE}; rename the host in the inventory and keep ansible_host"
+    return None
+
+
+def place_fault(step: str) -> str | None:
+    """Why one step of a location cannot stand in a node label; None when it can."""
+    if step == "":
+        return "has an empty step"
+    if not _PLACE.match(step):
+        return (
+            f'has the step "{step}"; a step is letters, digits, "-" and "_" (no dots), '
+            "beginning and ending with a letter or digit"
+        )
+    return None
+
+
+def label_name_fault(name: Any) -> str | None:
+    """Why `name` cannot be the part of a label key after `myriad.dev/`; None when it can."""
+    if not isinstance(name, str) or not _LABEL_NAME.match(name) or len(name) > MAX_NAME:
+        return f"{show(name)} cannot be a label name: at most {MAX_NAME} letters, digits, hyphens, underscores or dots"
+    return None
+
+
+def extended_resource_fault(name: Any) -> str | None:
+    """Why `name` cannot be an extended resource; None when it can."""
+    if not isinstance(name, str) or not _EXTENDED_RESOURCE.match(name) or len(name.partition("/")[2]) > MAX_NAME:
+        return f'is {show(name)}; an extended resource is written domain/name, for example "nvidia.com/gpu"'
+    return None
+
+
+def zero_padding_key(name: str) -> str:
+    """The name with leading zeros of its numbers taken away: gpu0633 and gpu633 give the same key."""
+    return re.sub(r"\d+", lambda match: str(int(match[0])), name)
+
+
+def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known word that was probably meant, or None. Case and `_`/`-` do not count."""
+    plain = {re.sub(r"[-_ ]", "", name.lower()): name for name in known}
+    wanted = re.sub(r"[-_ ]", "", word.lower())
+    if wanted in plain:
+        return plain[wanted]
+    found = difflib.get_close_matches(wanted, list(plain), n=1, cutoff=cutoff)
+    return plain[found[0]] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean "research"?`, or the list of what is known, or nothing is known."""
+    names = sorted(known)
+    best = closest(word, names)
+    if best is not None:
+        return f'; did you mean "{best}"?'
+    if not names:
+        return "; none is described"
+    return f"; known: {listing(names)}"
+
+
+def listing(names: Iterable[str], *, limit: int = 8) -> str:
+    """Names for a sentence: `a, b, c` or `a, b, c and 12 more`."""
+    items = list(names)
+    if len(items) <= limit:
+        return ", ".join(items)
+    return f"{', '.join(items[:limit])} and {len(items) - limit} more"
+
+
+def show(value: Any) -> str:
+    """A value as it stands in a sentence: text in quotes, `empty`, `a list`, `a mapping`."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, Sequence):
+        return "a list"
+    return str(value)

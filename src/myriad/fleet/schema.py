@@ -1,0 +1,209 @@
+"""From raw variables to typed parts: every wrong value becomes a sentence, and the rest is kept for further checks.
+
+A value that was refused is reported and taken out, so that its default stands in and the checks between parts still
+see everything else: a wrong quota never hides an unknown cohort of the same team.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from myriad.fleet import model, names
+from myriad.fleet.problems import Problem
+from myriad.fleet.source import KeyPath, RawInventory
+
+Part = TypeVar("Part", bound=BaseModel)
+
+# Stands in for required values that are missing or wrong, after the problem was reported.
+_PLACEHOLDERS: dict[tuple[type[BaseModel], str], Any] = {
+    (model.Pool, "model"): "H100-SXM5-80GB",
+    (model.GpuHours, "budget"): 1,
+    (model.WarmImage, "image"): "unknown",
+}
+
+
+@dataclass(slots=True)
+class Parts:
+    """The typed parts of a description, each without what was refused."""
+
+    cluster: model.Cluster = field(default_factory=model.Cluster)
+    pools: dict[str, model.Pool] = field(default_factory=dict)
+    teams: dict[str, model.Team] = field(default_factory=dict)
+    cohorts: dict[str, model.Cohort] = field(default_factory=dict)
+    priorities: dict[str, int] = field(default_factory=dict)
+    preemption: model.Preemption = field(default_factory=model.Preemption)
+    images: model.Images = field(default_factory=model.Images)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def dotted(path: KeyPath) -> str:
+    """`myriad_teams.vision.namespaces[0]`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else str(step))
+    return text
+
+
+def read_parts(raw: RawInventory) -> Parts:
+    """Type every description variable of `raw`; problems stand in the result, nothing is raised."""
+    parts = Parts()
+    reader = _Reader(raw, parts.problems)
+    parts.cluster = reader.one("myriad_cluster", model.Cluster)
+    parts.preemption = reader.one("myriad_preemption", model.Preemption)
+    parts.images = reader.one("myriad_images", model.Images)
+    parts.pools = reader.named("myriad_pools", model.Pool)
+    parts.teams = reader.named("myriad_teams", model.Team)
+    parts.cohorts = reader.named("myriad_cohorts", model.Cohort)
+    parts.priorities = reader.priorities()
+    return parts
+
+
+class _Reader:
+    def __init__(self, raw: RawInventory, problems: list[Problem]) -> None:
+        self.raw = raw
+        self.problems = problems
+
+    def report(self, path: KeyPath, rule: str, message: str) -> None:
+        self.problems.append(Problem(rule, message, key=dotted(path), origin=self.raw.origin_of(path)))
+
+    def mapping(self, variable: str) -> dict[str, Any]:
+        value = self.raw.variables.get(variable)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self.report((variable,), "shape", f"is {names.show(value)}; it is a mapping of keys to values")
+            return {}
+        return {key: copy.deepcopy(inner) for key, inner in value.items()}
+
+    def one(self, variable: str, kind: type[Part]) -> Part:
+        return self.part((variable,), self.mapping(variable), kind)
+
+    def named(self, variable: str, kind: type[Part]) -> dict[str, Part]:
+        result: dict[str, Part] = {}
+        for name, value in self.mapping(variable).items():
+            fault = names.dns_label_fault(name)
+            if fault is not None:
+                self.report((variable, name), "name", fault)
+            if value is None:
+                value = {}
+            if not isinstance(value, Mapping):
+                self.report((variable, name), "shape", f"is {names.show(value)}; {self.shape_of(kind)}")
+                continue
+            result[str(name)] = self.part((variable, name), dict(value), kind)
+        return result
+
+    def priorities(self) -> dict[str, int]:
+        given = self.mapping("myriad_priorities")
+        if self.raw.variables.get("myriad_priorities") is None:
+            return dict(model.DEFAULT_PRIORITIES)
+        return self.typed(("myriad_priorities",), given, dict[model.PriorityName, model.Priority], None)  # type: ignore[no-any-return]
+
+    def part(self, path: KeyPath, value: dict[str, Any], kind: type[Part]) -> Part:
+        return self.typed(path, value, kind, kind)  # type: ignore[no-any-return]
+
+    def typed(self, path: KeyPath, value: dict[str, Any], annotation: Any, kind: type[BaseModel] | None) -> Any:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        # Each round takes out what was refused; a round without an error ends it. Values nest three deep.
+        reported: set[tuple[KeyPath, str]] = set()
+        for _ in range(8):
+            try:
+                return adapter.validate_python(value)
+            except ValidationError as error:
+                for fault in error.errors(include_url=False):
+                    loc = fault["loc"]
+                    where = loc[:-1] if loc[-1] == "[key]" else loc
+                    message = self.sentence(fault, where, kind)
+                    if (where, message) not in reported:
+                        reported.add((where, message))
+                        self.report(path + where, str(fault["type"]).replace("_", "-"), message)
+                    _take_out(value, where, kind)
+                value = _swept(value)
+        raise AssertionError(f"{dotted(path)} keeps being refused")
+
+    def sentence(self, fault: Any, where: KeyPath, kind: type[BaseModel] | None) -> str:
+        code = fault["type"]
+        given = fault.get("input")
+        if code == "description":
+            return str(fault["ctx"]["sentence"])
+        if code == "extra_forbidden":
+            allowed = _fields_at(kind, where[:-1])
+            best = names.closest(str(where[-1]), allowed)
+            offer = f'; did you mean "{best}"?' if best else ""
+            return f"is not a key that is known here{offer} (allowed: {', '.join(allowed)})"
+        if code == "missing":
+            return "is missing; " + _MISSING.get(str(where[-1]), "add it")
+        if code == "too_short":
+            return "is empty; name at least one level, for example [room, block, rack]"
+        if code == "too_long":
+            return "has too many levels; Kueue takes 15 and the host name"
+        if code == "invalid_key":
+            return "is not a key that is known here: keys are text"
+        if code in {"dict_type", "model_type", "model_attributes_type", "mapping_type"}:
+            return f"is {names.show(given)}; it is a mapping, for example {{key: value}}"
+        raise AssertionError(f"no sentence for {code}: {fault}")
+
+    def shape_of(self, kind: type[BaseModel]) -> str:
+        return f"it is a mapping with the keys {', '.join(kind.model_fields)}"
+
+
+_MISSING = {
+    "model": "name the GPU model, for example H100-SXM5-80GB",
+    "budget": "give the GPU-hours of the period, for example 5000",
+    "image": "name the image, for example gang-check",
+}
+
+
+def _fields_at(kind: type[BaseModel] | None, where: KeyPath) -> list[str]:
+    """Keys that are allowed in the part at `where`."""
+    inner: dict[str, type[BaseModel]] = {"gpu_hours": model.GpuHours, "warm": model.WarmImage}
+    for step in where:
+        if isinstance(step, str) and step in inner:
+            kind = inner[step]
+    return list(kind.model_fields) if kind is not None else []
+
+
+def _take_out(value: Any, where: KeyPath, kind: type[BaseModel] | None) -> None:
+    """Remove what stands at `where`, or put a placeholder where something is required."""
+    holder = value
+    for step in where[:-1]:
+        try:
+            # Tuples and foreign mappings are replaced by plain ones on the way down, so that they can be changed.
+            child = holder[step]
+            if isinstance(child, tuple | list):
+                child = list(child)
+            elif isinstance(child, Mapping):
+                child = dict(child)
+            holder[step] = child
+            holder = child
+        except (KeyError, IndexError, TypeError):
+            return
+    last = where[-1]
+    owner = kind
+    if "gpu_hours" in where[:-1]:
+        owner = model.GpuHours
+    elif "warm" in where[:-1]:
+        owner = model.WarmImage
+    placeholder = _PLACEHOLDERS.get((owner, str(last))) if owner is not None else None
+    if isinstance(holder, list):
+        holder[int(last)] = _REFUSED
+    elif placeholder is not None:
+        holder[last] = placeholder
+    else:
+        holder.pop(last, None)
+
+
+_REFUSED = object()
+"""Marks refused list items until all of a round are known: taking them out at once would shift the others."""
+
+
+def _swept(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _swept(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_swept(inner) for inner in value if inner is not _REFUSED]
+    return value

@@ -1,0 +1,500 @@
+"""Reads an Ansible inventory into the raw data that `myriad.fleet` checks: the edge to ansible-core.
+
+Hosts, groups and files are found by ansible-core's own InventoryManager and DataLoader, so every kind of inventory
+works (YAML, INI, ranges, scripts, plugins). Variables are merged here, once for each different set of groups, because
+VariableManager.get_vars costs milliseconds a host; a test compares the result with ansible's own.
+
+Not read: variables next to a playbook, extra vars and files that are encrypted as a whole: a site is described in its
+inventory, in the open.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ansible import constants as ansible_constants
+from ansible.errors import AnsibleError
+from ansible.inventory.group import Group
+from ansible.inventory.helpers import sort_groups
+from ansible.inventory.host import Host
+from ansible.inventory.manager import IGNORED, InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.inventory import detect_range, expand_hostname_range
+from ansible.template import Templar
+from ansible.utils.display import Display
+from ansible.utils.vars import combine_vars
+
+from myriad.fleet import names
+from myriad.fleet.model import DESCRIPTION_VARIABLES, HOST_VARIABLES
+from myriad.fleet.problems import Origin, Problem
+from myriad.fleet.source import KeyPath, RawGroup, RawHost, RawInventory
+from myriad.inventory_yaml import Definitions, is_vault_file, scan_inventory, scan_variables
+
+try:
+    # ansible-core 2.19 and newer tag every value with the place that it was read from. The tag is not public API; where
+    # it moves, problems lose their line and keep everything else.
+    from ansible._internal._datatag._tags import Origin as _AnsibleOrigin
+except ImportError:  # pragma: no cover
+    _AnsibleOrigin = None
+
+_ADDRESS = "ansible_host"
+_YAML_SUFFIXES = {".yml", ".yaml", ".json"}
+
+
+def read_inventory(*sources: str | os.PathLike[str]) -> RawInventory:
+    """Read one or several inventory sources (a directory, a file, or both, as ansible's `-i`).
+
+    Returns:
+        The raw data. What cannot be read stands in its `problems`; where `complete` is False, hosts or variables are
+        missing because of that.
+    """
+    texts = [os.fspath(source) for source in sources]
+    raw = RawInventory(name=", ".join(texts))
+    missing = [text for text in texts if "," not in text and not Path(text).exists()]
+    for text in missing:
+        raw.problems.append(
+            Problem(
+                "inventory-missing",
+                "does not exist; give -i the path of an inventory (a folder with hosts.yml, or one file)",
+                key=text,
+                origin=Origin(text),
+            )
+        )
+    if missing:
+        raw.complete = False
+        return raw
+    _Reader(texts, raw).read()
+    return raw
+
+
+class _Reader:
+    def __init__(self, sources: Sequence[str], raw: RawInventory) -> None:
+        self.raw = raw
+        # Absolute paths inside, the paths that the user typed in messages.
+        self.sources = [source if "," in source else str(Path(source).absolute()) for source in sources]
+        self.typed = {str(Path(source).resolve()): source.rstrip("/") or "/" for source in sources if "," not in source}
+        self.loader = DataLoader()
+        self.definitions = Definitions()
+        self.bad_files: set[str] = set()
+        self.file_cache: dict[tuple[str, str], dict[str, Any]] = {}
+        self.merged_groups: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def read(self) -> None:
+        for path in self.inventory_files():
+            if path.suffix in _YAML_SUFFIXES and not os.access(path, os.X_OK):
+                scan_inventory(path, self.shown(path), _expand, self.definitions)
+        self.raw.problems += self.definitions.problems
+        self.scan_variable_files()
+        if self.bad_files:
+            self.raw.complete = False
+        if self.definitions.broken:
+            self.raw.complete = False
+            self.read_variables_of_all_without_hosts()
+            return
+        manager = self.load()
+        if manager is None:
+            self.raw.complete = False
+            return
+        self.read_groups(manager)
+        self.read_hosts(manager)
+
+    # Files
+
+    def inventory_files(self) -> Iterator[Path]:
+        """Files that ansible would parse for hosts, by its own rules."""
+
+        def inside(path: Path) -> Iterator[Path]:
+            if path.is_dir():
+                for child in sorted(path.iterdir()):
+                    if not IGNORED.search(os.fsencode(child.name)):
+                        yield from inside(child)
+            elif path.is_file():
+                yield path
+
+        for source in self.sources:
+            if "," not in source:
+                yield from inside(Path(source))
+
+    def variable_folders(self, kind: str) -> Iterator[Path]:
+        """`group_vars` or `host_vars` folders next to the sources, in the sources' order."""
+        for source in self.sources:
+            if "," in source:
+                continue
+            path = Path(source)
+            folder = (path if path.is_dir() else path.parent) / kind
+            if folder.is_dir():
+                yield folder
+
+    def scan_variable_files(self) -> None:
+        for kind in ("group_vars", "host_vars"):
+            for folder in self.variable_folders(kind):
+                for path in sorted(folder.rglob("*")):
+                    if not path.is_file() or path.suffix not in {"", *_YAML_SUFFIXES} or path.name.startswith("."):
+                        continue
+                    if is_vault_file(path):
+                        self.bad_files.discard(str(path))
+                        continue
+                    problems, readable = scan_variables(path, self.shown(path))
+                    self.raw.problems += problems
+                    if not readable:
+                        self.bad_files.add(str(path.resolve()))
+
+    def shown(self, path: str | os.PathLike[str]) -> str:
+        """The path as the user would type it: below the inventory that was given."""
+        resolved = Path(path).resolve()
+        for root, typed in self.typed.items():
+            base = Path(root)
+            if resolved == base:
+                return typed
+            folder = base if base.is_dir() else base.parent
+            shown_folder = Path(typed) if base.is_dir() else Path(typed).parent
+            if resolved.is_relative_to(folder):
+                return str(shown_folder / resolved.relative_to(folder))
+        return str(path)
+
+    # Hosts and groups
+
+    def load(self) -> InventoryManager | None:
+        """Let ansible parse the sources; what it refuses becomes a problem."""
+        with _captured() as said:
+            try:
+                manager = InventoryManager(loader=self.loader, sources=self.sources)
+            except AnsibleError as error:
+                reasons = said.failures or [error]
+                for reason in _best_reasons(reasons):
+                    origin = self.origin_of(getattr(reason, "obj", None)) or Origin(self.raw.name)
+                    self.raw.problems.append(
+                        Problem(
+                            "inventory-unreadable",
+                            f"cannot be read as an inventory: {_sentence(reason)}",
+                            key="the inventory",
+                            origin=origin,
+                        )
+                    )
+                return None
+        for text in said.warnings:
+            if "duplicate mapping key" not in text:  # found before, with both lines
+                self.raw.problems.append(
+                    Problem(
+                        "ansible",
+                        f"ansible warns: {text}",
+                        "warning",
+                        key="the inventory",
+                        origin=Origin(self.raw.name),
+                    )
+                )
+        return manager
+
+    def read_groups(self, manager: InventoryManager) -> None:
+        everyone: Group = manager.groups["all"]
+        described = combine_vars(everyone.get_vars(), self.file_variables("group_vars", "all"))
+        self.read_description(described)
+        for name, group in manager.groups.items():
+            values = combine_vars(group.get_vars(), self.file_variables("group_vars", name))
+            wanted = {key: value for key, value in values.items() if _is_described(key)}
+            self.raw.groups[str(name)] = RawGroup(
+                name=str(name),
+                parents=tuple(str(parent.name) for parent in group.parent_groups),
+                children=tuple(str(child.name) for child in group.child_groups),
+                hosts=tuple(str(host.name) for host in group.hosts),
+                variables={key: _plain(value) for key, value in wanted.items()},
+                origin=self.definitions.groups.get(str(name)),
+                origins=self.origins_of(wanted),
+            )
+        self.report_stray_files(manager)
+
+    def read_variables_of_all_without_hosts(self) -> None:
+        """Hosts cannot be read: the description in group_vars/all is still worth checking."""
+        self.read_description(self.file_variables("group_vars", "all"))
+
+    def read_description(self, described: Mapping[str, Any]) -> None:
+        for name, value in described.items():
+            if not str(name).startswith("myriad_"):
+                continue
+            path: KeyPath = (str(name),)
+            self.note_origins(path, name, value)
+            if name in HOST_VARIABLES:
+                continue
+            templated = self.template(value, described, path)
+            if templated is not _UNREADABLE:
+                self.raw.variables[str(name)] = _plain(templated)
+            else:
+                self.raw.complete = False
+
+    def note_origins(self, path: KeyPath, key: Any, value: Any) -> None:
+        # The key's own place is the line that a person looks for; the value may begin on a later one.
+        origin = self.origin_of(key) or self.origin_of(value)
+        if origin is not None:
+            self.raw.origins[path] = origin
+        if isinstance(value, Mapping):
+            for inner_key, inner in value.items():
+                self.note_origins((*path, _plain(inner_key)), inner_key, inner)
+        elif isinstance(value, list | tuple):
+            for index, inner in enumerate(value):
+                self.note_origins((*path, index), inner, inner)
+
+    def read_hosts(self, manager: InventoryManager) -> None:
+        for name, host in manager.hosts.items():
+            groups = [group for group in host.get_groups() if group.name != "all"]
+            inherited = self.group_variables(manager, groups)
+            own = combine_vars(host.vars, self.host_file_variables(name))
+            wanted = {
+                key: own.get(key, inherited.get(key))
+                for key in {key for key in (*own, *inherited) if key == _ADDRESS or _is_described(key)}
+                if key not in DESCRIPTION_VARIABLES or key in own
+            }
+            values = {
+                str(key): value
+                for key, value in wanted.items()
+                if key == _ADDRESS or key in own or key in HOST_VARIABLES
+            }
+            origin = self.definitions.hosts.get(str(name))
+            raw_host = RawHost(
+                name=str(name),
+                groups=frozenset({"all", *(str(group.name) for group in groups)}),
+                own=frozenset(str(key) for key in own if key in values),
+                origin=origin,
+                origins=self.origins_of(values),
+            )
+            for key, value in values.items():
+                if _may_be_template(value):
+                    value = self.template_for_host(host, key, value, combine_vars(inherited, own))
+                if value is not _UNREADABLE:
+                    raw_host.variables[key] = _plain(value)
+                else:
+                    self.raw.complete = False
+            self.raw.hosts[str(name)] = raw_host
+
+    def group_variables(self, manager: InventoryManager, groups: Sequence[Group]) -> dict[str, Any]:
+        """Variables that a host inherits, in ansible's order: see VARIABLE_PRECEDENCE in its configuration."""
+        key = tuple(sorted(str(group.name) for group in groups))
+        known = self.merged_groups.get(key)
+        if known is not None:
+            return known
+        ordered = sort_groups(list(groups))
+        layers: list[Mapping[str, Any]] = [manager.groups["all"].get_vars()]
+        layers += [group.get_vars() for group in ordered]
+        layers.append(self.file_variables("group_vars", "all"))
+        # Each source's files for all groups come before the next source's.
+        for folder in self.variable_folders("group_vars"):
+            layers += [self.folder_variables(folder, str(group.name)) for group in ordered]
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            merged = combine_vars(merged, layer)
+        self.merged_groups[key] = merged
+        return merged
+
+    def file_variables(self, kind: str, name: str) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for folder in self.variable_folders(kind):
+            merged = combine_vars(merged, self.folder_variables(folder, name))
+        return merged
+
+    def folder_variables(self, folder: Path, name: str) -> dict[str, Any]:
+        key = (str(folder), name)
+        if key not in self.file_cache:
+            merged: dict[str, Any] = {}
+            for found in self.loader.find_vars_files(str(folder.resolve()), name):
+                path = Path(found)
+                if str(path.resolve()) in self.bad_files or is_vault_file(path):
+                    continue
+                with _captured():
+                    content = self.loader.load_from_file(found, cache="all", unsafe=True, trusted_as_template=True)
+                merged = combine_vars(merged, content or {})
+            self.file_cache[key] = merged
+        return self.file_cache[key]
+
+    def host_file_variables(self, name: str) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for folder in self.variable_folders("host_vars"):
+            key = (str(folder), "")
+            if key not in self.file_cache:
+                self.file_cache[key] = {path.name.split(".")[0]: True for path in folder.iterdir()}
+            # One listing instead of four look-ups a host.
+            if name.split(".")[0] in self.file_cache[key]:
+                merged = combine_vars(merged, self.folder_variables(folder, name))
+        return merged
+
+    def report_stray_files(self, manager: InventoryManager) -> None:
+        """Files of group_vars and host_vars that belong to no group or host are usually misspelled."""
+        known_by_kind: tuple[tuple[str, str, set[str]], ...] = (
+            ("group_vars", "group", {str(name) for name in manager.groups}),
+            ("host_vars", "host", {str(name) for name in manager.hosts}),
+        )
+        for kind, what, known in known_by_kind:
+            for folder in self.variable_folders(kind):
+                for path in sorted(folder.iterdir()):
+                    name = path.name
+                    stem = path.stem if path.suffix in _YAML_SUFFIXES else name
+                    if (
+                        name.startswith(".")
+                        or name.endswith("~")
+                        or name in known
+                        or stem in known
+                        or path.suffix == ".md"
+                    ):
+                        continue
+                    best = names.closest(stem, known)
+                    offer = f'; did you mean "{best}"?' if best else f"; rename it to a {what} or remove it"
+                    self.raw.problems.append(
+                        Problem(
+                            "stray-variables",
+                            f'belongs to no {what}: "{stem}" is not in the inventory{offer}',
+                            "warning",
+                            key="the file",
+                            origin=Origin(self.shown(path)),
+                        )
+                    )
+
+    # Values
+
+    def template(self, value: Any, variables: Mapping[str, Any], path: KeyPath) -> Any:
+        """Resolve Jinja in a description variable; a template that cannot be resolved becomes a problem."""
+        if not _contains_template(value):
+            return value
+        try:
+            return Templar(loader=self.loader, variables=dict(variables)).template(value)
+        except AnsibleError as error:
+            where = self.origin_of(getattr(error, "obj", None)) or self.raw.origin_of(path)
+            self.raw.problems.append(
+                Problem(
+                    "template",
+                    f"has a template that cannot be resolved from the variables of group all: {_sentence(error)}",
+                    key=str(path[0]),
+                    origin=where,
+                )
+            )
+            return _UNREADABLE
+
+    def template_for_host(self, host: Host, key: str, value: Any, variables: Mapping[str, Any]) -> Any:
+        context = {**variables, **host.get_magic_vars()}
+        try:
+            return Templar(loader=self.loader, variables=context).template(value)
+        except AnsibleError as error:
+            self.raw.problems.append(
+                Problem(
+                    "template",
+                    f"{key} has a template that cannot be resolved: {_sentence(error)}",
+                    key=key,
+                    hosts=(str(host.name),),
+                    origin=self.origin_of(value) or self.definitions.hosts.get(str(host.name)),
+                )
+            )
+            return _UNREADABLE
+
+    def origins_of(self, values: Mapping[Any, Any]) -> dict[str, Origin]:
+        found: dict[str, Origin] = {}
+        for key, value in values.items():
+            origin = self.origin_of(key) or self.origin_of(value)
+            if origin is not None:
+                found[str(key)] = origin
+        return found
+
+    def origin_of(self, value: Any) -> Origin | None:
+        """Place that ansible noted for a value."""
+        if _AnsibleOrigin is None or value is None:
+            return None
+        tag = value if isinstance(value, _AnsibleOrigin) else _AnsibleOrigin.get_tag(value)
+        if tag is None or not tag.path:
+            return None
+        return Origin(self.shown(tag.path), tag.line_num)
+
+
+_UNREADABLE = object()
+"""Stands for a value whose template could not be resolved (None is a value)."""
+
+
+def _is_described(name: Any) -> bool:
+    return str(name).startswith("myriad_")
+
+
+def _expand(pattern: str) -> list[str]:
+    if not detect_range(pattern):
+        return [pattern]
+    try:
+        return [str(name) for name in expand_hostname_range(pattern)]
+    except AnsibleError:
+        return [pattern]  # ansible itself refuses it with its reason when it parses the file
+
+
+def _may_be_template(value: Any) -> bool:
+    return isinstance(value, str) and ("{{" in value or "{%" in value)
+
+
+def _contains_template(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_contains_template(inner) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return any(_contains_template(inner) for inner in value)
+    return _may_be_template(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value without ansible's tags: plain dict, list, str, int, float, bool or None."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, str):
+        return str.__str__(value)[:]
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Sequence):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(getattr(error, "message", "") or error)
+    return " ".join(text.split()).rstrip(".")
+
+
+class _Said:
+    """What ansible said while something ran."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.failures: list[BaseException] = []
+
+
+def _best_reasons(reasons: Sequence[BaseException]) -> list[BaseException]:
+    """Every plugin that tried a file gives a reason; the ones with a line are about the file's content."""
+    placed = [
+        reason
+        for reason in reasons
+        if _AnsibleOrigin is not None
+        and getattr(_AnsibleOrigin.get_tag(getattr(reason, "obj", None)), "line_num", None)
+    ]
+    return placed[:1] or list(reasons[-1:])
+
+
+@contextmanager
+def _captured() -> Iterator[_Said]:
+    """Keep ansible's warnings off the terminal, and let it refuse what it cannot parse instead of skipping it."""
+    said = _Said()
+    display = Display()
+    strict = ansible_constants.INVENTORY_ANY_UNPARSED_IS_FAILED
+
+    def warning(msg: str, *_args: Any, **_kwargs: Any) -> None:
+        said.warnings.append(" ".join(str(msg).split()))
+
+    def failure(msg: str | None, exception: BaseException, **_kwargs: Any) -> None:
+        said.failures.append(exception)
+
+    saved: dict[str, Callable[..., Any]] = {}
+    for name, replacement in (("warning", warning), ("error_as_warning", failure)):
+        saved[name] = getattr(display, name)
+        setattr(display, name, replacement)
+    ansible_constants.INVENTORY_ANY_UNPARSED_IS_FAILED = True
+    try:
+        yield said
+    finally:
+        ansible_constants.INVENTORY_ANY_UNPARSED_IS_FAILED = strict
+        for name, original in saved.items():
+            setattr(display, name, original)

@@ -1,0 +1,187 @@
+"""YAML files of an inventory, looked at as text: syntax errors, keys written twice, and the line of every definition.
+
+Ansible stops at the first file that it cannot parse and lets the last of two equal keys win with a warning; a
+description is checked whole, so all of that is collected here first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from myriad.fleet.problems import Origin, Problem
+from myriad.fleet.schema import dotted
+from myriad.fleet.source import KeyPath
+
+_VAULT_HEADER = b"$ANSIBLE_VAULT"
+_MERGE_KEY = "<<"
+
+
+@dataclass(slots=True)
+class Definitions:
+    """Where groups and hosts are defined, by name, and what is wrong with the files.
+
+    Attributes:
+        broken: whether a file could not be parsed.
+    """
+
+    groups: dict[str, Origin] = field(default_factory=dict)
+    hosts: dict[str, Origin] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    broken: bool = False
+
+
+def is_vault_file(path: Path) -> bool:
+    """Whether a file is encrypted as a whole."""
+    with path.open("rb") as stream:
+        return stream.read(len(_VAULT_HEADER)) == _VAULT_HEADER
+
+
+def parse(path: Path, shown: str, problems: list[Problem]) -> yaml.Node | None:
+    """Node tree of a file; None where it is empty or cannot be parsed (then `problems` says so).
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return yaml.compose(stream, Loader=yaml.CSafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        what = error.problem or "cannot be parsed"
+        around = f" ({error.context})" if error.context else ""
+        problems.append(
+            Problem(
+                "yaml-syntax", f"is not valid YAML: {what}{around}", key=_line_key(line), origin=Origin(shown, line)
+            )
+        )
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problems.append(
+            Problem(
+                "yaml-syntax", f"is not valid YAML: {str(error).splitlines()[0]}", key="the file", origin=Origin(shown)
+            )
+        )
+    return None
+
+
+def _line_key(line: int | None) -> str:
+    return f"line {line}" if line is not None else "the file"
+
+
+def scan_variables(path: Path, shown: str, prefix: KeyPath = ()) -> tuple[list[Problem], bool]:
+    """Problems of a variables file, and whether it can be read at all."""
+    problems: list[Problem] = []
+    node = parse(path, shown, problems)
+    if node is None:
+        return problems, not problems
+    if not isinstance(node, yaml.MappingNode):
+        problems.append(
+            Problem(
+                "shape",
+                "is not a mapping; a variables file holds lines `name: value`",
+                key="the file",
+                origin=Origin(shown, node.start_mark.line + 1),
+            )
+        )
+        return problems, False
+    problems += _doubled_keys(node, shown, prefix)
+    return problems, True
+
+
+def scan_inventory(path: Path, shown: str, expand: Callable[[str], list[str]], found: Definitions) -> None:
+    """Note the groups and hosts that an inventory file in YAML defines, and what is wrong with it.
+
+    Args:
+        path: the file.
+        shown: how to name it in messages.
+        expand: gives the hosts of a pattern with ranges.
+        found: gets what was found.
+    """
+    node = parse(path, shown, found.problems)
+    if node is None:
+        found.broken = found.broken or any(problem.rule == "yaml-syntax" for problem in found.problems)
+        return
+    for name, group in _pairs(node):
+        _scan_group(name, group, shown, expand, found)
+    found.problems += _doubled_here(node, shown, ())
+
+
+def _scan_group(
+    name: yaml.Node, group: yaml.Node, shown: str, expand: Callable[[str], list[str]], found: Definitions
+) -> None:
+    title = str(name.value)
+    here = Origin(shown, name.start_mark.line + 1)
+    # A group may be named in several places; the one that says something about it is where it is defined.
+    if title not in found.groups or (isinstance(group, yaml.MappingNode) and group.value):
+        found.groups[title] = here
+    found.problems += _doubled_here(group, shown, (f"group {title}",))
+    for key, value in _pairs(group):
+        if key.value == "children":
+            found.problems += _doubled_here(value, shown, (f"group {title}", "children"))
+            for child_name, child in _pairs(value):
+                _scan_group(child_name, child, shown, expand, found)
+        elif key.value == "hosts":
+            _scan_hosts(title, value, shown, expand, found)
+        elif key.value == "vars":
+            found.problems += _doubled_keys(value, shown, (f"group {title}", "vars"))
+
+
+def _scan_hosts(
+    group: str, hosts: yaml.Node, shown: str, expand: Callable[[str], list[str]], found: Definitions
+) -> None:
+    seen: dict[str, int] = {}
+    for pattern, variables in _pairs(hosts):
+        line = pattern.start_mark.line + 1
+        for host in expand(str(pattern.value)):
+            first = seen.get(host)
+            seen.setdefault(host, line)
+            if host not in found.hosts or (isinstance(variables, yaml.MappingNode) and variables.value):
+                found.hosts[host] = Origin(shown, line)
+            if first is not None:
+                found.problems.append(
+                    Problem(
+                        "host-twice",
+                        f"is listed twice in group {group} (lines {first} and {line}); remove one of them",
+                        hosts=(host,),
+                        origin=Origin(shown, line),
+                    )
+                )
+        found.problems += _doubled_keys(variables, shown, (str(pattern.value),))
+
+
+def _pairs(node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        yield from node.value
+
+
+def _doubled_here(node: yaml.Node, shown: str, prefix: KeyPath) -> Iterator[Problem]:
+    seen: dict[str, int] = {}
+    for key, _value in _pairs(node):
+        if not isinstance(key, yaml.ScalarNode) or key.value == _MERGE_KEY:
+            continue
+        line = key.start_mark.line + 1
+        first = seen.get(key.value)
+        if first is None:
+            seen[key.value] = line
+            continue
+        lines = f"line {line}" if first == line else f"lines {first} and {line}"
+        yield Problem(
+            "key-twice",
+            f"is written twice ({lines}); the second would silently win: remove one of them",
+            key=dotted((*prefix, key.value)),
+            origin=Origin(shown, line),
+        )
+
+
+def _doubled_keys(node: yaml.Node, shown: str, prefix: KeyPath) -> Iterator[Problem]:
+    yield from _doubled_here(node, shown, prefix)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _doubled_keys(value, shown, (*prefix, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _doubled_keys(value, shown, (*prefix, index))
