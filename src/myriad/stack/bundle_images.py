@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
-from myriad.images.layer import file_from_path
-from myriad.images.oci import BlobStore, BuiltImage, ImageConfig, write_image, write_layer
+from myriad.images.build import BuildContext, component_image
+from myriad.images.oci import BuiltImage
 from myriad.stack.bundle import Blob, FileEntry, ImageEntry, Origin
 from myriad.stack.events import Event, OnEvent
 from myriad.stack.lock import Component
 from myriad.stack.settings import Settings
 from myriad.stack.store import Store, plain_hex
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def build_images(
@@ -29,25 +30,22 @@ def build_images(
 
     Blobs lie in the store: an image's blob store and the store have one layout.
     """
-    blobs = BlobStore(store.root)
+    context = BuildContext(store=store.root, cache_dir=settings.cache / "images", repository=_REPOSITORY)
     made = []
     for name, component in components.items():
         for repo, image in component.images.items():
-            if image.binary not in files or image.base != "scratch":
+            if image.binary not in files:
                 continue
             started = time.monotonic()
-            layer = write_layer(
-                blobs,
-                [file_from_path(image.target, store.path(files[image.binary].sha256), mode=0o755)],
-                comment=f"{image.binary} {files[image.binary].version}",
-            )
-            built = write_image(
-                blobs,
-                ref=f"{repo}:{image.tag.format(version=component.version)}",
-                layers=[layer],
-                config=ImageConfig(
-                    entrypoint=[image.target], env={"PATH": _PATH}, user=image.user, architecture=settings.arch
-                ),
+            built = component_image(
+                context,
+                repo=repo,
+                tag=image.tag.format(version=component.version),
+                binary=store.path(files[image.binary].sha256),
+                install_as=image.target,
+                entrypoint=[image.target],
+                base=image.base == "python",
+                user=image.user,
             )
             on_event(Event(state="done", what=repo, how="image", seconds=time.monotonic() - started))
             made.append(image_entry(built, component=name, version=component.version, holds=[image.binary]))
