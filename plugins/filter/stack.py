@@ -8,10 +8,13 @@ short_description: Entries of the bundle and short forms of Kubernetes fields
 description:
   - C(artifact_items) picks files of the bundle for M(myriad.gpu.artifacts).
   - C(taints) turns KEY=VALUE:EFFECT into taint objects.
+  - C(bundle_path) is where a file of the bundle lies on the controller.
+  - C(node_objects) gives the labels of the hosts of the description as Node objects.
   - C(host_path_mounts) and C(host_path_volumes) turn a mapping of paths to modes into mounts and volumes of a pod.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -26,7 +29,26 @@ def artifact_items(artifacts: dict[str, Any], paths: dict[str, str], mode: str =
         raise AnsibleFilterError(
             f"the bundle has no {', '.join(missing)}; `myriad bundle verify` names what is missing, `myriad bundle build` makes it"
         )
-    return [{"name": name, "sha256": artifacts[name]["sha256"], "path": path, "mode": mode} for name, path in paths.items()]
+    return [
+        {"name": name, "sha256": artifacts[name]["sha256"], "path": path, "mode": mode} for name, path in paths.items()
+    ]
+
+
+def bundle_path(artifacts: dict[str, Any], name: str, bundle: str) -> str:
+    """Path of one file of the bundle on the controller."""
+    if name not in artifacts:
+        raise AnsibleFilterError(f"the bundle {bundle} has no {name}; `myriad bundle verify {bundle}` names what is missing")
+    digest = artifacts[name]["sha256"]
+    return str(Path(bundle).expanduser() / "sha256" / digest[:2] / digest)
+
+
+def node_objects(hosts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Hosts of the description (name: {labels}) as Node objects that carry nothing but those labels."""
+    return [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": dict(host["labels"])}}
+        for name, host in hosts.items()
+        if host["labels"]
+    ]
 
 
 def taints(texts: list[str]) -> list[dict[str, str]]:
@@ -49,7 +71,8 @@ def _volume_name(path: str) -> str:
 def host_path_mounts(items: list[dict[str, str]]) -> list[dict[str, Any]]:
     """Mounts of host paths at the same path in the container; `value` is ro or rw."""
     return [
-        {"name": _volume_name(item["key"]), "mountPath": item["key"], "readOnly": item["value"] != "rw"} for item in items
+        {"name": _volume_name(item["key"]), "mountPath": item["key"], "readOnly": item["value"] != "rw"}
+        for item in items
     ]
 
 
@@ -64,6 +87,8 @@ class FilterModule:
     def filters(self) -> dict[str, Any]:
         return {
             "artifact_items": artifact_items,
+            "bundle_path": bundle_path,
+            "node_objects": node_objects,
             "taints": taints,
             "host_path_mounts": host_path_mounts,
             "host_path_volumes": host_path_volumes,
