@@ -21,7 +21,7 @@ ENTRY_POINTS = ("main", "install", "configure", "reset")
 _WIDTH = 120
 _GENERATED = "<!-- Made from meta/argument_specs.yml and meta/main.yml by `python -m myriad.docs`. Change those. -->"
 _BOUND = (
-    "Defaults that name `myriad_...` are bound by the description and by playbooks/vars/stack.yml;"
+    "Defaults that name `site_...` are bound by playbooks/vars/stack.yml and by the inventory;"
     " where the role is used alone, set its variables instead."
 )
 
@@ -130,7 +130,7 @@ def render_readme(role: RoleDoc) -> str:
         more = " ".join(sentences(spec["description"])) if name != "main" else "Checks its input; both halves below."
         lines.append(f"| {name} | {spec['short_description']} | {more} |")
     lines += ["", "## Variables", ""]
-    if any("myriad_" in default_text(option) for option in (main.get("options") or {}).values()):
+    if any("site_" in default_text(option) for option in (main.get("options") or {}).values()):
         lines += [_paragraph(_BOUND), ""]
     for name, option in (main.get("options") or {}).items():
         lines += _option_lines(name, option)

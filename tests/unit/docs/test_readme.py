@@ -15,7 +15,7 @@ argument_specs:
     options: &options
       door_colour: {type: str, choices: [red, blue], default: red, description: Colour of the door.}
       door_keys: {type: list, elements: str, default: [], description: Who has a key.}
-      door_house: {type: str, default: !unsafe "{{ myriad_house }}", description: The house.}
+      door_house: {type: str, default: !unsafe "{{ site_house }}", description: The house.}
       door_number: {type: int, required: true, description: Its number.}
   install:
     short_description: The hinges
@@ -42,17 +42,17 @@ def test_every_variable_stands_with_type_choices_default_and_text(clone: Path) -
     text = docs.render_readme(docs.read_role(clone / "roles" / "door"))
     assert "- **door_colour** (str; one of `red`, `blue`; default `red`)\n  Colour of the door.\n" in text
     assert "- **door_keys** (list of str; default `[]`)\n  Who has a key.\n" in text
-    assert "- **door_house** (str; default `{{ myriad_house }}`)\n" in text
+    assert "- **door_house** (str; default `{{ site_house }}`)\n" in text
     assert "- **door_number** (int; required)\n" in text
     assert "| install | The hinges | Screwed on. |" in text
     assert "- Debian: bookworm, trixie" in text
-    assert "bound by the description and by playbooks/vars/stack.yml" in text
+    assert "bound by playbooks/vars/stack.yml" in text
 
 
 def test_a_role_that_binds_nothing_needs_no_word_about_it(clone: Path) -> None:
     path = clone / "roles" / "door" / "meta" / "argument_specs.yml"
-    path.write_text(SPEC.replace("myriad_house", "house"))
-    assert "bound by the description" not in docs.render_readme(docs.read_role(path.parent.parent))
+    path.write_text(SPEC.replace("site_house", "house"))
+    assert "bound by playbooks" not in docs.render_readme(docs.read_role(path.parent.parent))
 
 
 def test_a_role_without_variables_says_so() -> None:
