@@ -1,0 +1,196 @@
+"""`python -m myriad.scheduler`: the extension. `python -m myriad.scheduler detach`: leave the cluster unsteered."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from myriad.errors import MyriadError
+from myriad.kube.client import Api, connect
+from myriad.scheduler.attach import detach_all
+from myriad.scheduler.cache import Cache
+from myriad.scheduler.decisions import DecisionLog
+from myriad.scheduler.events import EventSink
+from myriad.scheduler.leader import LeaderElection
+from myriad.scheduler.metrics import Metrics
+from myriad.scheduler.settings import Settings
+from myriad.scheduler.steering import Steering
+
+log = logging.getLogger("myriad.scheduler")
+
+_STUCK_S = 120.0
+
+
+class Extension:
+    """One replica: cache, election, steering and the HTTP server, started and stopped together."""
+
+    def __init__(self, api: Api, settings: Settings) -> None:
+        self.api = api
+        self.settings = settings
+        self.stop = threading.Event()
+        self.cache = Cache(check_name=settings.admission_check)
+        self.metrics = Metrics()
+        self.decisions = DecisionLog(settings.decisions, max_bytes=settings.decisions_max_bytes)
+        self.leader = LeaderElection(
+            api,
+            namespace=settings.namespace,
+            name=settings.lease,
+            identity=settings.identity,
+            lease_duration_s=settings.lease_duration_s,
+            renew_deadline_s=settings.renew_deadline_s,
+            retry_period_s=settings.retry_period_s,
+            stop=self.stop,
+            changed=lambda leading: self.metrics.leading.set(1 if leading else 0),
+        )
+        self.steering = Steering(
+            api=api,
+            cache=self.cache,
+            settings=settings,
+            decisions=self.decisions,
+            events=EventSink(api, interval_s=settings.event_interval_s),
+            metrics=self.metrics,
+        )
+        self._beat = time.monotonic()
+
+    def not_ready(self) -> list[str]:
+        """Kinds that the cache does not follow yet."""
+        return self.cache.out_of_step(lost_limit_s=self.settings.lost_limit_s)
+
+    def faults(self) -> list[str]:
+        """What a restart of this process would mend."""
+        found = []
+        if time.monotonic() - self._beat > _STUCK_S:
+            found.append(f"no pass has ended for {_STUCK_S:.0f} s")
+        if not self.leader.is_alive() and not self.stop.is_set():
+            found.append("the election has ended")
+        return found
+
+    def run(self) -> None:
+        """Serve and steer until `stop` is set; then give the Lease back."""
+        server = self._serve()
+        self.cache.follow(self.api, self.stop)
+        self.leader.start()
+        seen, last = -1, float("-inf")
+        ready = False
+        while not self.stop.is_set():
+            version = self.cache.wait(seen, timeout_s=0.5)
+            self._beat = now = time.monotonic()
+            if version == seen and now - last < self.settings.replan_interval_s:
+                continue
+            missing = self.not_ready()
+            if ready != (not missing):
+                ready = not missing
+                log.info("the cache follows" if ready else f"the cache does not follow: {', '.join(missing)}")
+            if missing or not self.leader.is_leader():
+                # Followers keep the cache warm; the version is not taken as seen, so that a new leader starts at once.
+                self.stop.wait(0.25)
+                continue
+            # Changes come in bursts: one pass for all of them.
+            self.stop.wait(self.settings.settle_s)
+            seen, last = self.cache.version, time.monotonic()
+            try:
+                self.steering.run_pass()
+            except MyriadError as error:
+                log.warning("the pass ended early: %s", error)
+                seen = -1
+                self.stop.wait(1.0)
+        self.leader.join(timeout=5.0)
+        server()
+        self.decisions.close()
+        self.api.close()
+
+    def _serve(self) -> Stopper:
+        # Imported here: `detach` needs neither, and a pod that starts shows its faults sooner.
+        import uvicorn
+
+        from myriad.scheduler.server import Parts, build_app
+
+        app = build_app(
+            Parts(
+                api=self.api,
+                cache=self.cache,
+                decisions=self.decisions,
+                metrics=self.metrics,
+                not_ready=self.not_ready,
+                faults=self.faults,
+                leader=lambda: (self.leader.holder, self.leader.is_leader()),
+            )
+        )
+        config = uvicorn.Config(
+            # Every interface of the pod: the Service and the kubelet's probes come in there.
+            app,
+            host="0.0.0.0",  # noqa: S104
+            port=self.settings.port,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, name="http", daemon=True)
+        thread.start()
+        return Stopper(server, thread)
+
+
+class Stopper:
+    """Ends the HTTP server."""
+
+    def __init__(self, server: object, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    def __call__(self) -> None:
+        self._server.should_exit = True  # type: ignore[attr-defined]
+        self._thread.join(timeout=3.0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m myriad.scheduler", description=__doc__)
+    parser.add_argument("command", nargs="?", choices=["serve", "detach"], default="serve")
+    parser.add_argument("--kubeconfig", help="a kubeconfig; in a pod the service account is used")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        settings = Settings.from_env()
+        api = connect(options.kubeconfig)
+        if options.command == "detach":
+            done, kept = detach_all(api, settings.admission_check)
+            print(f"detached from {', '.join(done) or 'no ClusterQueue: none had the check'}")
+            if kept:
+                print(f"another field manager keeps the check in {', '.join(kept)}: remove it there", file=sys.stderr)
+            return 2 if kept else 0
+        return _serve_until_signal(Extension(api, settings))
+    except MyriadError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _serve_until_signal(extension: Extension) -> int:
+    """Run in a thread of its own and wait here for the end: a handler that ran between two instructions of the main
+    loop could meet a lock that the loop holds."""
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    worker = threading.Thread(target=extension.run, name="extension")
+    worker.start()
+    while worker.is_alive() and signal.sigtimedwait(ends, 0.5) is None:
+        pass
+    died = not worker.is_alive()
+    extension.stop.set()
+    worker.join()
+    return 2 if died else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,415 @@
+"""The cluster as the extension knows it: watches feed it, the planner and the HTTP server read it.
+
+Nodes and pods go into the planner's Snapshot change by change; a node that is new or moved marks the layout stale,
+and the next reader lays it out once for all such changes (a thousand nodes that join cost one layout).
+
+A gang that holds quota but whose pods are not bound yet has its nodes assigned by TAS: they are counted as used, pod
+by pod, until the pods are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from myriad.kube.client import (
+    ADMISSION_CHECKS,
+    CLUSTER_QUEUES,
+    COHORTS,
+    LOCAL_QUEUES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_FLAVORS,
+    TOPOLOGIES,
+    WORKLOADS,
+    Api,
+    Resource,
+)
+from myriad.kube.watch import Watch
+from myriad.scheduler.model import DEFAULT_LEVELS, POOL_LABEL, Gang, NodeInfo, PodUse, is_gpu_resource
+from myriad.scheduler.objects import (
+    PODSET_LABEL,
+    TEAM_LABEL,
+    WorkloadView,
+    levels_of,
+    node_info,
+    pod_is_terminal,
+    pod_requests,
+    pod_use,
+    toleration,
+    workload_key_of_pod,
+    workload_view,
+)
+from myriad.scheduler.snapshot import Snapshot
+
+log = logging.getLogger("myriad.cache")
+
+Json = dict[str, Any]
+
+TOPOLOGY = "myriad"
+FOLLOWED = (
+    NODES,
+    PODS,
+    WORKLOADS,
+    LOCAL_QUEUES,
+    CLUSTER_QUEUES,
+    COHORTS,
+    NAMESPACES,
+    RESOURCE_FLAVORS,
+    TOPOLOGIES,
+    ADMISSION_CHECKS,
+)
+
+
+def key_of(obj: Json) -> str:
+    """`namespace/name`, or the name of an object without namespace."""
+    metadata = obj["metadata"]
+    namespace = metadata.get("namespace")
+    return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])
+
+
+class Cache:
+    """Everything that decisions are made on. Safe to use from any thread.
+
+    Args:
+        check_name: our AdmissionCheck.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, check_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.check_name = check_name
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.version = 0
+        self.objects: dict[str, dict[str, Json]] = defaultdict(dict)
+        self._clock = clock
+        self._views: dict[str, WorkloadView] = {}
+        self._levels: tuple[str, ...] = DEFAULT_LEVELS
+        self._nodes: dict[str, NodeInfo] = {}
+        self._uses: dict[str, PodUse] = {}
+        self._gpu_pods: dict[str, Json] = {}
+        self._pods_by_workload: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
+        self._reserved: dict[str, dict[str, PodUse]] = {}
+        self._snapshot = Snapshot(self._levels)
+        self._stale = True
+        self._watches: list[Watch] = []
+
+    # Following the API server
+
+    def follow(self, api: Api, stop: threading.Event, resources: Iterable[Resource] = FOLLOWED) -> None:
+        """Start a watch for each kind."""
+        for resource in resources:
+            watch = Watch(api, resource, _Feed(self, resource.plural), stop=stop)
+            self._watches.append(watch)
+            watch.start()
+
+    def out_of_step(self, *, lost_limit_s: float) -> list[str]:
+        """Kinds that were not listed yet, or whose watch has been broken for too long; empty = in step."""
+        return [
+            w.resource.plural
+            for w in self._watches
+            if not w.synced.is_set() or w.lost_for_s > lost_limit_s or not w.is_alive()
+        ]
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Sleep until something changed after version `seen`, or the time is over; the version now."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.version != seen, timeout=timeout_s)
+            return self.version
+
+    # Changes
+
+    def replace(self, kind: str, items: list[Json]) -> None:
+        """The whole list of a kind; what is not in it is gone."""
+        with self.changed:
+            if kind == PODS.plural:
+                self._replace_pods(items)
+            else:
+                fresh = {key_of(item): item for item in items}
+                gone = [obj for key, obj in self.objects[kind].items() if key not in fresh]
+                for obj in gone:
+                    self._remove(kind, obj)
+                for item in items:
+                    self._upsert(kind, item)
+            self._bump()
+
+    def upsert(self, kind: str, obj: Json) -> None:
+        """An object was added or changed."""
+        with self.changed:
+            self._upsert(kind, obj)
+            self._bump()
+
+    def remove(self, kind: str, obj: Json) -> None:
+        """An object is gone."""
+        with self.changed:
+            self._remove(kind, obj)
+            self._bump()
+
+    def _bump(self) -> None:
+        self.version += 1
+        self.changed.notify_all()
+
+    def _upsert(self, kind: str, obj: Json) -> None:
+        obj["metadata"].pop("managedFields", None)
+        if kind == PODS.plural:
+            self._upsert_pod(obj)
+            return
+        key = key_of(obj)
+        self.objects[kind][key] = obj
+        if kind == NODES.plural:
+            self._upsert_node(node_info(obj, self._levels))
+        elif kind == WORKLOADS.plural:
+            self._views[key] = workload_view(obj, check_name=self.check_name)
+            self._reserve(key)
+        elif kind == TOPOLOGIES.plural and key == TOPOLOGY:
+            self._set_levels(levels_of(obj) or DEFAULT_LEVELS)
+
+    def _remove(self, kind: str, obj: Json) -> None:
+        key = key_of(obj)
+        if kind == PODS.plural:
+            self._remove_pod(obj["metadata"]["uid"], workload_key_of_pod(obj))
+            return
+        self.objects[kind].pop(key, None)
+        if kind == NODES.plural:
+            self._nodes.pop(key, None)
+            self._stale = True
+        elif kind == WORKLOADS.plural:
+            self._views.pop(key, None)
+            self._reserve(key)
+
+    def _set_levels(self, levels: tuple[str, ...]) -> None:
+        if levels != self._levels:
+            self._levels = levels
+            for name, node in self.objects[NODES.plural].items():
+                self._nodes[name] = node_info(node, levels)
+            self._stale = True
+
+    def _upsert_node(self, node: NodeInfo) -> None:
+        old = self._nodes.get(node.name)
+        self._nodes[node.name] = node
+        known = set(self._snapshot.row)
+        if old is None or old.location != node.location or not known.issuperset(node.allocatable):
+            self._stale = True
+        elif not self._stale:
+            self._snapshot.update_node(node)
+
+    def _replace_pods(self, items: list[Json]) -> None:
+        keys = set(self._pods_by_workload)
+        self._uses, self._gpu_pods = {}, {}
+        self._pods_by_workload = defaultdict(dict)
+        self._stale = True
+        for item in items:
+            item["metadata"].pop("managedFields", None)
+            self._upsert_pod(item, reserve=False)
+        for key in keys | set(self._pods_by_workload):
+            self._reserve(key)
+
+    def _upsert_pod(self, pod: Json, *, reserve: bool = True) -> None:
+        uid = pod["metadata"]["uid"]
+        workload = workload_key_of_pod(pod)
+        use = pod_use(pod)
+        if use is None:
+            self._uses.pop(uid, None)
+            if not self._stale:
+                self._snapshot.remove_pod(uid)
+        elif self._uses.get(uid) != use:
+            self._uses[uid] = use
+            if not self._stale:
+                self._snapshot.apply_pod(use)
+        if any(is_gpu_resource(name) for name in pod_requests(pod["spec"])):
+            self._gpu_pods[uid] = pod
+        if workload:
+            self._note_pod_of_workload(workload, uid, pod)
+            if reserve:
+                self._reserve(workload)
+
+    def _note_pod_of_workload(self, workload: str, uid: str, pod: Json) -> None:
+        node = pod["spec"].get("nodeName") or ""
+        failed = pod_is_terminal(pod) and (pod.get("status") or {}).get("phase") == "Failed"
+        podset = (pod["metadata"].get("labels") or {}).get(PODSET_LABEL, "")
+        # A failed pod is replaced on the same node, so its place stays reserved; a finished one is not.
+        if node and not failed:
+            self._pods_by_workload[workload][uid] = (podset, node)
+        else:
+            self._pods_by_workload[workload].pop(uid, None)
+
+    def _remove_pod(self, uid: str, workload: str) -> None:
+        self._uses.pop(uid, None)
+        self._gpu_pods.pop(uid, None)
+        if not self._stale:
+            self._snapshot.remove_pod(uid)
+        if workload:
+            self._pods_by_workload[workload].pop(uid, None)
+            if not self._pods_by_workload[workload]:
+                del self._pods_by_workload[workload]
+            self._reserve(workload)
+
+    def _reserve(self, key: str) -> None:
+        """Count what TAS assigned to a gang and no pod of it stands on yet."""
+        wanted = self._reservation(key)
+        have = self._reserved.get(key, {})
+        if wanted == have:
+            return
+        if not self._stale:
+            for uid in have.keys() - wanted.keys():
+                self._snapshot.remove_pod(uid)
+            for uid in wanted.keys() - have.keys():
+                self._snapshot.apply_pod(wanted[uid])
+        if wanted:
+            self._reserved[key] = wanted
+        else:
+            self._reserved.pop(key, None)
+
+    def _reservation(self, key: str) -> dict[str, PodUse]:
+        view = self._views.get(key)
+        if view is None or not view.quota_reserved or view.finished or view.evicted or not view.assignment:
+            return {}
+        standing: dict[tuple[str, str], int] = defaultdict(int)
+        for podset, node in self._pods_by_workload.get(key, {}).values():
+            standing[podset, node] += 1
+        requests = {p.name: p.requests for p in view.gang.podsets}
+        owner = f"{view.gang.namespace}/{view.gang.name}"
+        uses = {}
+        for podset, by_node in view.assignment.items():
+            for node, pods in by_node.items():
+                for i in range(pods - standing[podset, node]):
+                    uid = f"reserved:{key}:{podset}:{node}:{i}"
+                    uses[uid] = PodUse(uid=uid, node=node, requests=requests.get(podset, {}), owner=owner)
+        return uses
+
+    # Reading
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the cluster's state that the caller owns."""
+        with self.lock:
+            if self._stale:
+                reserved = [use for uses in self._reserved.values() for use in uses.values()]
+                self._snapshot = Snapshot.build(
+                    self._nodes.values(), [*self._uses.values(), *reserved], levels=self._levels
+                )
+                self._stale = False
+            return self._snapshot.clone()
+
+    def views(self) -> list[WorkloadView]:
+        """All Workloads, each with the pool of its queue and the team of its namespace."""
+        with self.lock:
+            return [self._placed(view) for view in self._views.values()]
+
+    def view_of_job(self, namespace: str, job: str) -> WorkloadView | None:
+        """The Workload of a job by the job's name (or the Workload's own)."""
+        with self.lock:
+            found = [
+                v for v in self._views.values() if v.gang.namespace == namespace and job in (v.gang.name, v.workload)
+            ]
+            # A job that was re-created has two for a moment: the younger one counts.
+            return self._placed(max(found, key=lambda v: v.created)) if found else None
+
+    def view(self, key: str) -> WorkloadView | None:
+        """A Workload by `namespace/name`."""
+        with self.lock:
+            view = self._views.get(key)
+            return self._placed(view) if view else None
+
+    def cluster_queue_of(self, view: WorkloadView) -> str:
+        """The ClusterQueue that a Workload waits in or holds quota of; empty where its LocalQueue is unknown."""
+        if view.cluster_queue:
+            return view.cluster_queue
+        with self.lock:
+            queue = self.objects[LOCAL_QUEUES.plural].get(f"{view.gang.namespace}/{view.local_queue}")
+        return str(queue["spec"]["clusterQueue"]) if queue else ""
+
+    def waiting(self) -> dict[str, list[WorkloadView]]:
+        """Waiting Workloads by ClusterQueue, in Kueue's order: priority, then age."""
+        queues: dict[str, list[WorkloadView]] = defaultdict(list)
+        with self.lock:
+            for view in self.views():
+                if view.waiting:
+                    queues[self.cluster_queue_of(view)].append(view)
+        for views in queues.values():
+            views.sort(key=lambda v: (-v.gang.priority, v.created, v.gang.uid))
+        return dict(queues)
+
+    def listing(self, kind: Resource) -> list[Json]:
+        """All objects of a kind (for pods: those that ask for GPUs)."""
+        with self.lock:
+            if kind.plural == PODS.plural:
+                return list(self._gpu_pods.values())
+            return list(self.objects[kind.plural].values())
+
+    def object(self, kind: Resource, key: str) -> Json | None:
+        """One object by `namespace/name` or name."""
+        with self.lock:
+            return self.objects[kind.plural].get(key)
+
+    def pods_of_workload(self, view: WorkloadView) -> list[Json]:
+        """The GPU pods of a Workload that TAS placed, whatever their state."""
+        with self.lock:
+            return [p for p in self._gpu_pods.values() if workload_key_of_pod(p) == view.key]
+
+    def use(self, uid: str) -> PodUse | None:
+        """What a pod takes now."""
+        with self.lock:
+            return self._uses.get(uid)
+
+    def reserved_uids(self, view: WorkloadView) -> tuple[str, ...]:
+        """Stand-ins in the snapshot for pods of a gang that are not bound yet."""
+        with self.lock:
+            return tuple(self._reserved.get(view.key, ()))
+
+    def uids_of(self, view: WorkloadView) -> tuple[str, ...]:
+        """Everything in the snapshot that belongs to a gang: its bound pods and the stand-ins."""
+        with self.lock:
+            return (*self._pods_by_workload.get(view.key, ()), *self.reserved_uids(view))
+
+    def pods_of(self, view: WorkloadView) -> dict[str, dict[str, int]]:
+        """Where the pods of a Workload really stand: podset -> node -> pods."""
+        with self.lock:
+            found: dict[str, dict[str, int]] = {}
+            for podset, node in self._pods_by_workload.get(view.key, {}).values():
+                by_node = found.setdefault(podset, {})
+                by_node[node] = by_node.get(node, 0) + 1
+            return found
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Topology levels, broadest first."""
+        return self._levels
+
+    def _placed(self, view: WorkloadView) -> WorkloadView:
+        labels: Mapping[str, str] = {}
+        queue = self.objects[CLUSTER_QUEUES.plural].get(self.cluster_queue_of(view))
+        if queue:
+            labels = queue["metadata"].get("labels") or {}
+        namespace = self.objects[NAMESPACES.plural].get(view.gang.namespace)
+        flavor = self.objects[RESOURCE_FLAVORS.plural].get(pool := labels.get(POOL_LABEL, ""))
+        tolerations = tuple(toleration(t) for t in ((flavor or {}).get("spec") or {}).get("tolerations") or [])
+        podsets = view.gang.podsets
+        if tolerations:
+            # Kueue gives every pod of the flavor its tolerations, and TAS counts with them.
+            podsets = tuple(replace(p, tolerations=(*p.tolerations, *tolerations)) for p in podsets)
+        team = ((namespace or {}).get("metadata", {}).get("labels") or {}).get(TEAM_LABEL) or labels.get(TEAM_LABEL, "")
+        gang: Gang = replace(view.gang, pool=pool, team=team, podsets=podsets)
+        return replace(view, gang=gang)
+
+
+class _Feed:
+    """One kind's way into the cache."""
+
+    def __init__(self, cache: Cache, kind: str) -> None:
+        self._cache = cache
+        self._kind = kind
+
+    def replace(self, items: list[Json]) -> None:
+        self._cache.replace(self._kind, items)
+
+    def upsert(self, obj: Json) -> None:
+        self._cache.upsert(self._kind, obj)
+
+    def remove(self, obj: Json) -> None:
+        self._cache.remove(self._kind, obj)

@@ -1,0 +1,44 @@
+"""What the extension counts, for Prometheus: one registry made at start, passed to those who count."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class Metrics:
+    """All series of one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.leading = Gauge("myriad_scheduler_leading", "1 while this replica writes", registry=self.registry)
+        self.in_step = Gauge("myriad_scheduler_cache_in_step", "1 while the cache follows", registry=self.registry)
+        self.waiting = Gauge("myriad_scheduler_waiting_gangs", "Gangs without quota", ["pool"], registry=self.registry)
+        self.writes = Counter(
+            "myriad_scheduler_check_writes", "Changes of Workloads' check entries", ["why"], registry=self.registry
+        )
+        self.conflicts = Counter(
+            "myriad_scheduler_conflicts", "Writes refused because the object had moved on", registry=self.registry
+        )
+        self.refused_writes = Counter(
+            "myriad_scheduler_refused_writes", "Writes refused for another reason", registry=self.registry
+        )
+        self.nudges = Counter(
+            "myriad_scheduler_nudges", "Times that Kueue was asked to look at parked gangs", registry=self.registry
+        )
+        self.differences = Counter(
+            "myriad_scheduler_placement_differences",
+            "Gangs that TAS placed in a broader tier than the planner would have",
+            registry=self.registry,
+        )
+        self.accept_seconds = Histogram(
+            "myriad_scheduler_accept_seconds",
+            "From Kueue's reservation to our answer",
+            buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60),
+            registry=self.registry,
+        )
+        self.pass_seconds = Histogram(
+            "myriad_scheduler_pass_seconds",
+            "One pass over all Workloads",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+            registry=self.registry,
+        )

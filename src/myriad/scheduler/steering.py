@@ -1,0 +1,455 @@
+"""The loop that steers: looks at every Workload, plans those that wait, answers the check, and records what happened.
+
+Only the leader runs a pass. A pass first answers gangs that hold quota (a gang must not wait for us), then plans
+waiting ones in queue order. Each planned gang holds its place on a private copy of the cluster, so that two gangs are
+not steered to the same nodes. Everything is idempotent: a pass that fails half-way is simply made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from myriad.errors import MyriadError
+from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, FIELD_MANAGER, WORKLOADS, Api, ApiError
+from myriad.scheduler import attach
+from myriad.scheduler.cache import Cache
+from myriad.scheduler.decisions import DecisionLog, assigned_record, inputs_hash, record_of, utc_now
+from myriad.scheduler.events import EventSink
+from myriad.scheduler.inquiry import first_sentence
+from myriad.scheduler.metrics import Metrics
+from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, PodUse, place
+from myriad.scheduler.objects import PodSetUpdate, WorkloadView, seconds_since
+from myriad.scheduler.placement import fits_ever, plan, tier_of_assignment, tiers
+from myriad.scheduler.rules import Wish, Write, next_write, steered_to, updates_for, with_updates
+from myriad.scheduler.settings import Settings, own_version
+from myriad.scheduler.snapshot import Snapshot
+
+log = logging.getLogger("myriad.steering")
+
+Json = dict[str, Any]
+
+REFUSED_ANNOTATION = "myriad.dev/refused"
+_TOLD_A_PASS = 20
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What was said and recorded about one Workload (by uid), so that it is not said twice."""
+
+    plan: Plan | None = None
+    inputs: str = ""
+    assigned: dict[str, int] = field(default_factory=dict)
+    outcome: dict[str, int] = field(default_factory=dict)
+    refused: str = ""
+    parked_since: float | None = None
+
+
+@dataclass(slots=True)
+class _QueueNudge:
+    """When a ClusterQueue was last asked to look again."""
+
+    at: float = float("-inf")
+    wait_s: float = 0.0
+
+
+class Steering:
+    """One replica's steering.
+
+    Args:
+        api: the client.
+        cache: the cluster.
+        settings: inputs.
+        decisions: where decisions are recorded.
+        events: where people are told.
+        metrics: what is counted.
+        policy: the planner's inputs.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        api: Api,
+        cache: Cache,
+        settings: Settings,
+        decisions: DecisionLog,
+        events: EventSink,
+        metrics: Metrics,
+        policy: PlacementPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._settings = settings
+        self._decisions = decisions
+        self._events = events
+        self._metrics = metrics
+        self._policy = policy or PlacementPolicy()
+        self._clock = clock
+        self._memory: dict[str, _Memory] = {}
+        self._nudges: dict[str, _QueueNudge] = {}
+        self._versions = {"myriad": own_version()}
+
+    def run_pass(self) -> int:
+        """One pass over all Workloads; the number of changes written."""
+        with self._metrics.pass_seconds.time():
+            written = self._keep_attached()
+            views = self._cache.views()
+            self._forget({v.gang.uid for v in views})
+            for view in views:
+                if view.quota_reserved and not view.finished:
+                    written += self._accept(view)
+            written += self._steer_waiting()
+            for view in views:
+                if view.quota_reserved and not view.deleting:
+                    self._record_outcome(view)
+        return written
+
+    # The check
+
+    def _keep_attached(self) -> int:
+        """Active first, then the queues: a queue whose check is inactive stops."""
+        name = self._settings.admission_check
+        check = self._cache.object(ADMISSION_CHECKS, name)
+        if check is None:
+            log.warning("there is no AdmissionCheck %s: gangs go unsteered until it is applied", name)
+            return 0
+        if check["spec"].get("controllerName") != self._settings.controller_name:
+            log.warning("AdmissionCheck %s belongs to controller %s", name, check["spec"].get("controllerName"))
+            return 0
+        if not attach.is_active(check):
+            attach.set_active(self._api, check)
+            return 1
+        written = 0
+        for queue in self._cache.listing(CLUSTER_QUEUES):
+            if (
+                attach.is_ours(queue)
+                and not attach.is_attached(queue, name)
+                and not queue["metadata"].get("deletionTimestamp")
+            ):
+                attach.attach(self._api, queue, name)
+                written += 1
+        return written
+
+    # Gangs that hold quota
+
+    def _accept(self, view: WorkloadView) -> int:
+        memory = self._remember(view)
+        planned = memory.plan
+        write = next_write(view, None)
+        if planned is None and write is not None and view.nodes:
+            # TAS was faster than we: what would the planner have done with the nodes as they were?
+            planned = self._plan_without(view)
+        written = 0
+        if write is not None:
+            written = self._write(view, write)
+            if written and view.check is not None:
+                reserved_s = seconds_since(self._reserved_at(view), datetime.now(UTC))
+                self._metrics.accept_seconds.observe(reserved_s)
+        if view.nodes and view.nodes != memory.assigned:
+            memory.assigned = view.nodes
+            snapshot = self._cache.snapshot()
+            self._record(
+                assigned_record(
+                    view.gang,
+                    planned,
+                    view.nodes,
+                    snapshot,
+                    time=utc_now(),
+                    inputs=memory.inputs,
+                    versions=self._versions,
+                )
+            )
+            tier, domain = tier_of_assignment(snapshot, view.nodes)
+            order = tiers(snapshot.levels)
+            if planned is not None and order.index(tier) > order.index(planned.tier):
+                self._metrics.differences.inc()
+            nodes = ", ".join(list(view.nodes)[:8]) + (
+                f" and {len(view.nodes) - 8} more" if len(view.nodes) > 8 else ""
+            )
+            where = place(domain[: len(snapshot.levels)])
+            self._tell_job(view, "MyriadPlaced", f"placed on {nodes} ({where})")
+        return written
+
+    def _plan_without(self, view: WorkloadView) -> Plan | None:
+        snapshot = self._cache.snapshot()
+        for uid in self._cache.uids_of(view):
+            snapshot.remove_pod(uid)
+        outcome = plan(snapshot, view.gang, self._policy)
+        return outcome if isinstance(outcome, Plan) else None
+
+    def _reserved_at(self, view: WorkloadView) -> str:
+        body = self._cache.object(WORKLOADS, view.key) or {}
+        for condition in (body.get("status") or {}).get("conditions") or []:
+            if condition["type"] == "QuotaReserved":
+                return str(condition.get("lastTransitionTime") or "")
+        return ""
+
+    def _record_outcome(self, view: WorkloadView) -> None:
+        """Where the pods really stand, once all of them stand."""
+        memory = self._remember(view)
+        real: dict[str, int] = {}
+        for by_node in self._cache.pods_of(view).values():
+            for node, pods in by_node.items():
+                real[node] = real.get(node, 0) + pods
+        if sum(real.values()) < view.gang.pods or real == memory.outcome:
+            return
+        memory.outcome = real
+        snapshot = self._cache.snapshot()
+        tier, domain = tier_of_assignment(snapshot, real)
+        self._record(
+            DecisionRecord(
+                time=utc_now(),
+                event="outcome",
+                uid=view.gang.uid,
+                namespace=view.gang.namespace,
+                name=view.gang.name,
+                tier=tier,
+                domain=domain,
+                nodes=real,
+                assigned=view.nodes,
+                agree=real == view.nodes,
+                versions=self._versions,
+            )
+        )
+
+    # Gangs that wait
+
+    def _steer_waiting(self) -> int:
+        waiting = self._cache.waiting()
+        counts: dict[str, int] = {}
+        chosen: list[WorkloadView] = []
+        for views in waiting.values():
+            for i, view in enumerate(views):
+                counts[view.gang.pool] = counts.get(view.gang.pool, 0) + 1
+                if i < self._settings.planned_per_queue:
+                    chosen.append(view)
+        self._metrics.waiting.clear()
+        for pool, n in counts.items():
+            self._metrics.waiting.labels(pool).set(n)
+        if not chosen:
+            return 0
+        chosen.sort(key=lambda v: (-v.gang.priority, v.created, v.gang.uid))
+        now = self._cache.snapshot()
+        held = now.clone()
+        written = told = 0
+        for view in chosen:
+            refusal = fits_ever(now, view.gang)
+            if refusal is not None and _has_nodes(now, view.gang):
+                written += self._refuse(view, refusal.sentence)
+                continue
+            written += self._no_longer_refused(view)
+            wish = self._wish(view, held)
+            write = next_write(view, wish)
+            if write is not None:
+                written += self._write(view, write)
+            elif self._nudge_if_parked(view, now):
+                written += 1
+            if told < _TOLD_A_PASS:
+                _, sentence = first_sentence(self._cache, view, now, now=datetime.now(UTC))
+                told += self._tell_job(view, "MyriadWaiting", sentence)
+        return written
+
+    def _wish(self, view: WorkloadView, held: Snapshot) -> Wish:
+        """Where a waiting gang should go, given those before it; its place is then held on the copy."""
+        memory = self._remember(view)
+        current = view.check.updates if view.check and view.check.state == "Ready" else ()
+        if current:
+            # Stay with a domain as long as it can hold the gang: a better one is no reason to write.
+            outcome = plan(held, with_updates(view.gang, current), self._policy)
+            if isinstance(outcome, Plan):
+                self._hold(held, view.gang, outcome)
+                memory.plan = outcome
+                return Wish(current, view.check.message if view.check else "")
+        outcome = plan(held, view.gang, self._policy)
+        if not isinstance(outcome, Plan):
+            memory.plan, memory.inputs = None, ""
+            return Wish((), f"left to Kueue's topology: {outcome.sentence}"[:1000])
+        inputs = inputs_hash(held, view.gang, self._policy)
+        self._hold(held, view.gang, outcome)
+        if not view.steerable:
+            return Wish((), "left to Kueue's topology: slices and podset groups are not steered")
+        updates = updates_for(view.gang, outcome, held.levels)
+        memory.plan, memory.inputs = outcome, inputs
+        if not updates:
+            return Wish((), "left to Kueue's topology: every domain will do")
+        return Wish(updates, f"steered to {steered_to(updates)}: {outcome.reason}"[:1000])
+
+    @staticmethod
+    def _hold(snapshot: Snapshot, gang: Gang, outcome: Plan) -> None:
+        requests = {p.name: p.requests for p in gang.podsets}
+        for placement in outcome.placements:
+            for node, pods in placement.nodes:
+                for i in range(pods):
+                    uid = f"hold:{gang.uid}:{placement.podset}:{node}:{i}"
+                    snapshot.apply_pod(PodUse(uid=uid, node=node, requests=requests[placement.podset]))
+
+    def _nudge_if_parked(self, view: WorkloadView, now: Snapshot) -> bool:
+        """Ask Kueue to look again at a gang that its TAS refused and that fits now with what its entry says."""
+        memory = self._remember(view)
+        updates = view.check.updates if view.check and view.check.state == "Ready" else ()
+        # Only a refusal by topology: quota that is released makes Kueue look again by itself.
+        if "topology" not in view.quota_message or not isinstance(
+            plan(now, with_updates(view.gang, updates), self._policy), Plan
+        ):
+            memory.parked_since = None
+            return False
+        clock = self._clock()
+        if memory.parked_since is None:
+            memory.parked_since = clock
+        if clock - memory.parked_since < self._settings.nudge_after_s:
+            return False
+        name = self._cache.cluster_queue_of(view)
+        queue = self._cache.object(CLUSTER_QUEUES, name)
+        if queue is None or not attach.is_attached(queue, self._settings.admission_check):
+            return False
+        nudge = self._nudges.setdefault(name, _QueueNudge())
+        if clock - nudge.at < nudge.wait_s:
+            return False
+        # Where it does not help, ask ever more rarely; after a long quiet begin anew.
+        least = self._settings.nudge_interval_s
+        quiet = clock - nudge.at > 32 * least
+        nudge.wait_s = least if quiet or not nudge.wait_s else min(nudge.wait_s * 2, 16 * least)
+        nudge.at = clock
+        attach.nudge(self._api, queue, self._settings.admission_check)
+        self._metrics.nudges.inc()
+        log.info("asked Kueue to look again at %s (ClusterQueue %s)", view.key, name)
+        return True
+
+    # Refusals
+
+    def _refuse(self, view: WorkloadView, sentence: str) -> int:
+        """Tell at once that no state of this cluster can hold the gang. Deactivating it is its owner's business."""
+        memory = self._remember(view)
+        self._tell_job(view, "MyriadRefused", sentence)
+        if memory.refused == sentence:
+            return 0
+        body = self._cache.object(WORKLOADS, view.key) or {}
+        noted = (body.get("metadata", {}).get("annotations") or {}).get(REFUSED_ANNOTATION)
+        memory.refused = sentence
+        if noted == sentence:
+            return 0
+        refusal = fits_ever(self._cache.snapshot(), view.gang)
+        self._record(record_of(view.gang, refusal, "refused", time=utc_now(), versions=self._versions))
+        if body:
+            self._events.tell(body, "MyriadRefused", sentence)
+        return self._annotate(view, sentence)
+
+    def _no_longer_refused(self, view: WorkloadView) -> int:
+        body = self._cache.object(WORKLOADS, view.key) or {}
+        if REFUSED_ANNOTATION not in (body.get("metadata", {}).get("annotations") or {}):
+            return 0
+        self._remember(view).refused = ""
+        return self._annotate(view, None)
+
+    def _annotate(self, view: WorkloadView, text: str | None) -> int:
+        body = {
+            "metadata": {"resourceVersion": view.resource_version, "annotations": {REFUSED_ANNOTATION: text}},
+        }
+        return self._send(view, lambda: self._api.patch(WORKLOADS, view.workload, body, namespace=view.gang.namespace))
+
+    # Writing
+
+    def _write(self, view: WorkloadView, write: Write) -> int:
+        """Change our entry, and nothing else, of the Workload as it was seen."""
+        body = {
+            "apiVersion": WORKLOADS.api_version,
+            "kind": WORKLOADS.kind,
+            "metadata": {
+                "name": view.workload,
+                "namespace": view.gang.namespace,
+                "resourceVersion": view.resource_version,
+            },
+            "status": {
+                "admissionChecks": [
+                    {
+                        "name": self._settings.admission_check,
+                        "state": write.state,
+                        "message": write.message,
+                        "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                        # Sent even when empty: an older list, whoever wrote it, must not stay.
+                        "podSetUpdates": [u.to_api() for u in write.updates],
+                    }
+                ]
+            },
+        }
+        done = self._send(
+            view,
+            lambda: self._api.patch(
+                WORKLOADS,
+                view.workload,
+                body,
+                kind="apply",
+                namespace=view.gang.namespace,
+                subresource="status",
+                field_manager=FIELD_MANAGER,
+                force=True,
+            ),
+        )
+        if done:
+            self._metrics.writes.labels(write.why).inc()
+            log.info("%s: %s (%s)", view.key, write.message, write.why)
+            if write.why == "steered":
+                self._record_steered(view, write.updates)
+        return done
+
+    def _record_steered(self, view: WorkloadView, updates: tuple[PodSetUpdate, ...]) -> None:
+        memory = self._remember(view)
+        self._record(
+            record_of(
+                view.gang,
+                memory.plan,
+                "steered",
+                time=utc_now(),
+                inputs=memory.inputs,
+                versions=self._versions,
+                extra={"updates": [u.to_api() for u in updates]},
+            )
+        )
+
+    def _send(self, view: WorkloadView, call: Callable[[], object]) -> int:
+        try:
+            call()
+        except ApiError as error:
+            if error.is_conflict or error.is_not_found:
+                # It moved on since we looked; the watch brings the new state and with it the next pass.
+                self._metrics.conflicts.inc()
+            else:
+                self._metrics.refused_writes.inc()
+                log.warning("%s: %s", view.key, error.message)
+            return 0
+        return 1
+
+    def _tell_job(self, view: WorkloadView, reason: Any, sentence: str) -> bool:
+        if not view.job:
+            return False
+        about = {
+            "apiVersion": view.job["apiVersion"],
+            "kind": view.job["kind"],
+            "metadata": {"name": view.job["name"], "namespace": view.gang.namespace, "uid": view.job["uid"]},
+        }
+        return self._events.tell(about, reason, sentence)
+
+    def _record(self, record: DecisionRecord) -> None:
+        try:
+            self._decisions.append(record)
+        except MyriadError as error:
+            # A full disk must not stop gangs from being let in.
+            log.warning("%s", error)
+
+    def _remember(self, view: WorkloadView) -> _Memory:
+        return self._memory.setdefault(view.gang.uid, _Memory())
+
+    def _forget(self, alive: set[str]) -> None:
+        for uid in self._memory.keys() - alive:
+            del self._memory[uid]
+
+
+def _has_nodes(snapshot: Snapshot, gang: Gang) -> bool:
+    """Whether the gang's pool has a node at all: a pool that is still being brought up refuses nobody for good."""
+    return any(not gang.pool or node.pool == gang.pool for node in snapshot.nodes)
