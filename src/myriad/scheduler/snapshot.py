@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,8 @@ class Snapshot:
         """(N,) nodes that stand in a domain of every level."""
         for level in self.level:
             self.located &= level.valid[level.gid] if n else self.located
-        self.usable: BoolArray = np.zeros(n, dtype=np.bool_)
+        self.cordoned: BoolArray = np.zeros(n, dtype=np.bool_)
+        self.ready: BoolArray = np.zeros(n, dtype=np.bool_)
         self.mixed: BoolArray = np.zeros(n, dtype=np.bool_)
         self.taint_id: IntArray = np.zeros(n, dtype=np.int64)
         self._taint_sets: list[tuple[Taint, ...]] = []
@@ -155,7 +156,8 @@ class Snapshot:
             self.alloc[self.row[name], i] = amount
         if PODS not in node.allocatable:
             self.alloc[self.row[PODS], i] = 110  # the kubelet's own default
-        self.usable[i] = node.usable
+        self.cordoned[i] = node.cordoned
+        self.ready[i] = node.ready
         self.mixed[i] = node.mixed_gpus
         taints = tuple(sorted((t for t in node.taints if t.effect in _BLOCKING_EFFECTS), key=str))
         number = self._taint_ids.get(taints)
@@ -259,7 +261,7 @@ class Snapshot:
         other = Snapshot.__new__(Snapshot)
         other.__dict__.update(self.__dict__)
         other.nodes = list(self.nodes)
-        for name in ("alloc", "used", "usable", "mixed", "taint_id"):
+        for name in ("alloc", "used", "cordoned", "ready", "mixed", "taint_id"):
             setattr(other, name, getattr(self, name).copy())
         other._taint_sets, other._taint_ids = list(self._taint_sets), dict(self._taint_ids)
         other._tolerated, other._codes, other._masks = dict(self._tolerated), dict(self._codes), dict(self._masks)
@@ -285,6 +287,11 @@ class Snapshot:
         """(R, N) allocatable minus used; negative where allocatable fell below what runs there."""
         return self.alloc - self.used
 
+    @property
+    def usable(self) -> BoolArray:
+        """(N,) nodes that are ready and not cordoned."""
+        return self.ready & ~self.cordoned
+
     def pods(self) -> list[PodUse]:
         """All pods counted, with those on unknown nodes."""
         return [pod for _, pod, _ in self._pods.values()] + list(self._orphans.values())
@@ -298,6 +305,27 @@ class Snapshot:
         """(N,) one resource's row of an (R, N) array; zeros for a resource that no node has."""
         k = self.row.get(resource)
         return array[k] if k is not None else np.zeros(len(self.nodes), dtype=np.int64)
+
+    def label_values(self, key: str, mask: BoolArray) -> list[str]:
+        """The values that a label has on the masked nodes, sorted; "" where one of them lacks it."""
+        codes, values = self._label(key)
+        by_code = {code: text for text, code in values.items()}
+        return sorted(by_code.get(int(c), "") for c in np.unique(codes[mask]))
+
+    def inside(self, path: tuple[str, ...]) -> BoolArray:
+        """(N,) nodes of the domain with this path; all nodes for the empty path, one for a path down to a node."""
+        n = len(self.nodes)
+        if not path:
+            return np.ones(n, dtype=np.bool_)
+        mask = np.zeros(n, dtype=np.bool_)
+        if len(path) > len(self.levels):
+            mask[self.index[path[-1]]] = True
+        else:
+            level = self.level[len(path) - 1]
+            for g in np.flatnonzero(level.valid):
+                if level.paths[g] == path:
+                    mask[level.starts[g] : level.stops[g]] = True
+        return mask
 
     def label_mask(self, podset: PodSet, pool: str = "") -> BoolArray:
         """(N,) nodes that satisfy selector, affinity and pool, and may be named by product; cached by signature."""
@@ -426,11 +454,29 @@ class Snapshot:
         h.update(json.dumps([self.levels, self.resources]).encode())
         for i, d in enumerate(self._digests):
             if d is None:
-                text = json.dumps(asdict(self.nodes[i]), sort_keys=True)
-                d = self._digests[i] = hashlib.sha256(text.encode()).digest()
-            h.update(d)
+                self._digests[i] = hashlib.sha256(_node_text(self.nodes[i]).encode()).digest()
+        h.update(b"".join(d for d in self._digests if d is not None))
         h.update(self.used.tobytes())
         return h.hexdigest()
+
+
+def _node_text(node: NodeInfo) -> str:
+    """All fields of a node that a decision or its sentence reads, in one canonical text."""
+    return json.dumps(
+        [
+            node.name,
+            sorted(node.labels.items()),
+            [str(t) for t in node.taints],
+            node.cordoned,
+            node.ready,
+            node.location,
+            node.pool,
+            sorted(node.allocatable.items()),
+            node.mixed_gpus,
+            node.cordoned_by,
+            node.gate_reason,
+        ]
+    )
 
 
 def _at_its_best(node: NodeInfo) -> NodeInfo:

@@ -73,6 +73,11 @@ def brute_force_tier(snapshot: Snapshot, gang: Gang) -> int | None:
 POLICY = PlacementPolicy(whole_location_only=False)
 
 
+def dice(seed: int) -> random.Random:
+    """Dice of a seed: the cases are random but the same on every run."""
+    return random.Random(seed)  # noqa: S311
+
+
 def random_case(rng: random.Random, make: SimpleNamespace) -> tuple[Snapshot, Gang]:
     nodes = []
     for k in range(rng.randint(2, 9)):
@@ -125,7 +130,7 @@ def assert_sound(snapshot: Snapshot, gang: Gang, outcome: Plan | Refusal) -> Non
 
 @pytest.mark.parametrize("seed", range(200))
 def test_tier_equals_brute_force(seed: int, make: SimpleNamespace) -> None:
-    snapshot, gang = random_case(random.Random(seed), make)
+    snapshot, gang = random_case(dice(seed), make)
     outcome = plan(snapshot, gang, POLICY)
     assert_sound(snapshot, gang, outcome)
     best = brute_force_tier(snapshot, gang)
@@ -142,7 +147,7 @@ def test_the_random_cases_are_worth_something(make: SimpleNamespace) -> None:
     """Both answers, every tier and several podsets occur among the 200 cases."""
     seen: dict[str, int] = {}
     for seed in range(200):
-        snapshot, gang = random_case(random.Random(seed), make)
+        snapshot, gang = random_case(dice(seed), make)
         outcome = plan(snapshot, gang, POLICY)
         key = outcome.tier if isinstance(outcome, Plan) else outcome.kind
         seen[key] = seen.get(key, 0) + 1
@@ -154,18 +159,18 @@ def test_the_random_cases_are_worth_something(make: SimpleNamespace) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_never_over_allocates_and_is_whole_or_nothing(seed: int, make: SimpleNamespace) -> None:
-    snapshot, gang = random_case(random.Random(seed), make)
+    snapshot, gang = random_case(dice(seed), make)
     assert_sound(snapshot, gang, plan(snapshot, gang, POLICY))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_same_inputs_same_plan_whatever_the_order_they_came_in(seed: int, make: SimpleNamespace) -> None:
-    snapshot, gang = random_case(random.Random(seed), make)
+    snapshot, gang = random_case(dice(seed), make)
     shuffled = list(snapshot.nodes)
     pods = snapshot.pods()
-    random.Random(seed + 1).shuffle(shuffled)
-    random.Random(seed + 2).shuffle(pods)
+    dice(seed + 1).shuffle(shuffled)
+    dice(seed + 2).shuffle(pods)
     again = Snapshot.build(shuffled, pods)
     assert again.digest() == snapshot.digest()
     assert plan(again, gang, POLICY) == plan(snapshot, gang, POLICY)
@@ -174,7 +179,7 @@ def test_same_inputs_same_plan_whatever_the_order_they_came_in(seed: int, make: 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_more_room_never_turns_yes_into_no_nor_makes_the_tier_worse(seed: int, make: SimpleNamespace) -> None:
-    snapshot, gang = random_case(random.Random(seed), make)
+    snapshot, gang = random_case(dice(seed), make)
     before = plan(snapshot, gang, POLICY)
     freed = snapshot.clone()
     for pod in snapshot.pods()[::2]:
@@ -191,7 +196,7 @@ def test_more_room_never_turns_yes_into_no_nor_makes_the_tier_worse(seed: int, m
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_plan_fits_when_it_is_carried_out(seed: int, make: SimpleNamespace) -> None:
-    snapshot, gang = random_case(random.Random(seed), make)
+    snapshot, gang = random_case(dice(seed), make)
     outcome = plan(snapshot, gang, POLICY)
     if isinstance(outcome, Refusal):
         assert outcome.sentence

@@ -107,7 +107,7 @@ def demands_of(
             rows=np.array([snapshot.row[r] for r, _ in asked], dtype=np.int64),
             amounts=np.array([a for _, a in asked], dtype=np.int64),
             missing=tuple(r for r, _ in requests if r not in snapshot.row),
-            mask=snapshot.eligible(p, gang.pool) & _located(snapshot, limit, policy),
+            mask=snapshot.eligible(p, gang.pool) & located(snapshot, limit, policy),
             start=start,
             limit=limit,
             gpus=p.gpus_per_pod,
@@ -117,7 +117,7 @@ def demands_of(
     return sorted(merged.values(), key=lambda d: d.weight, reverse=True)
 
 
-def _located(snapshot: Snapshot, limit: int, policy: PlacementPolicy) -> BoolArray:
+def located(snapshot: Snapshot, limit: int, policy: PlacementPolicy) -> BoolArray:
     """(N,) nodes whose place is known as far as the demand and the policy need it."""
     if policy.whole_location_only:
         return snapshot.located

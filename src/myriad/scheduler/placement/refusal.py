@@ -22,7 +22,7 @@ from myriad.scheduler.model import (
     level_label,
     place,
 )
-from myriad.scheduler.placement.packing import Demand, Packer, capacity, demands_of
+from myriad.scheduler.placement.packing import Demand, Packer, capacity, demands_of, located
 from myriad.scheduler.placement.tiers import ranks, tiers
 from myriad.scheduler.snapshot import BoolArray, IntArray, Snapshot
 
@@ -34,9 +34,8 @@ _NAMED = 6  # nodes that a sentence names before it only counts
 
 def gpu_noun(snapshot: Snapshot, mask: BoolArray) -> str:
     """``H100`` where all these nodes have one model (label myriad.dev/gpu-model, up to the first dash), else GPUs."""
-    models = {snapshot.nodes[i].labels.get("myriad.dev/gpu-model", "") for i in np.flatnonzero(mask)}
-    model = models.pop() if len(models) == 1 else ""
-    return model.split("-")[0] or "GPUs"
+    models = snapshot.label_values("myriad.dev/gpu-model", mask)
+    return (models[0].split("-")[0] if len(models) == 1 else "") or "GPUs"
 
 
 def pool_of(gang: Gang, demand: Demand) -> str:
@@ -216,11 +215,8 @@ def class_masks(snapshot: Snapshot, gang: Gang, demands: Sequence[Demand]) -> di
     labels = np.logical_or.reduce([snapshot.label_mask(d.spec, gang.pool) for d in demands])
     eligible = np.logical_or.reduce([d.mask for d in demands])
     held = labels & ~eligible
-    cordoned = np.zeros_like(held)
-    not_ready = np.zeros_like(held)
-    for i in np.flatnonzero(held & ~snapshot.usable):
-        cordoned[i] = snapshot.nodes[i].cordoned
-        not_ready[i] = not snapshot.nodes[i].ready
+    cordoned = held & snapshot.cordoned
+    not_ready = held & ~snapshot.ready
     tolerated = np.logical_or.reduce([snapshot.tolerated(d.spec.tolerations) for d in demands])
     open_now = held & ~cordoned & ~not_ready
     return {
@@ -353,12 +349,7 @@ def _held_lines(
     snapshot: Snapshot, gang: Gang, demands: Sequence[Demand], packer: Packer, path: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What the best domain looks like: whole nodes free, and which nodes are held back by whom."""
-    if path and len(path) <= len(snapshot.levels):
-        level = snapshot.level[len(path) - 1]
-        inside = np.array([p == path for p in level.paths], dtype=np.bool_)[level.gid]
-    else:
-        inside = np.ones(len(snapshot.nodes), dtype=np.bool_)
-    relevant = inside & np.logical_or.reduce([snapshot.label_mask(d.spec, gang.pool) for d in demands])
+    relevant = snapshot.inside(path) & np.logical_or.reduce([snapshot.label_mask(d.spec, gang.pool) for d in demands])
     biggest = demands[0]
     gpus = snapshot.amounts(snapshot.alloc, biggest.spec.gpu_resource)
     free = snapshot.amounts(packer.free, biggest.spec.gpu_resource)
@@ -380,17 +371,15 @@ def _uncordon(
     snapshot: Snapshot, gang: Gang, policy: PlacementPolicy, demands: Sequence[Demand], path: tuple[str, ...]
 ) -> tuple[str, ...]:
     """``uncordon a, b`` where that alone makes room (tried on a copy), in the best domain or else anywhere."""
-    cordoned = np.flatnonzero(class_masks(snapshot, gang, demands)["cordoned"])
-    inside = [int(i) for i in cordoned if not path or snapshot.nodes[i].location[: len(path)] == path]
-    if not inside:
+    cordoned = class_masks(snapshot, gang, demands)["cordoned"] & snapshot.inside(path)
+    if not cordoned.any():
         return ()
-    trial = snapshot.clone()
-    for i in inside:
-        trial.update_node(replace(snapshot.nodes[i], cordoned=False))
-    again = demands_of(trial, gang, policy, tier_rank=ranks(trial.levels))
-    packer = Packer(trial, again, policy, None)
-    if _fits_somewhere(trial, packer, again):
-        return (f"uncordon {names_words([snapshot.nodes[i].name for i in inside])}",)
+    trial = []
+    for d in demands:
+        could = snapshot.label_mask(d.spec, gang.pool) & snapshot.tolerated(d.spec.tolerations)
+        trial.append(replace(d, mask=d.mask | (cordoned & could & located(snapshot, d.limit, policy))))
+    if _fits_somewhere(snapshot, Packer(snapshot, trial, policy, None), trial):
+        return (f"uncordon {names_words([snapshot.nodes[i].name for i in np.flatnonzero(cordoned)])}",)
     return ()
 
 

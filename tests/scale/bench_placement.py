@@ -1,0 +1,186 @@
+"""How long one decision and one snapshot update take at 10,000 and at 50,000 GPUs. `make bench-placement`.
+
+States: nodes of 8 GPUs filled at random with gangs of mixed sizes (1, 2, 4 and 8 GPUs a pod) until between 70 and 95 %
+of the GPUs are in use, then 3 % of the nodes cordoned. The gang is 128 nodes x 8 GPUs. With random fill alone a gang
+of that size has no place above about 90 % in 10,000 GPUs, so both answers are measured and their shares printed: half
+of the states are filled pod by pod anywhere (fragmented), half block by block (one block after the other, as a packing
+scheduler leaves them).
+
+Prints JSON lines: kind (decision | update | clone | digest), gpus, gang_gpus, p50_ms, p99_ms, samples, fits (share of
+states where the gang has a place), seeds; then one line with the growth from 10,000 to 50,000 GPUs. Times are this
+machine's; compare the ratio, not the milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from myriad.scheduler.model import Gang, NodeInfo, Plan, PodSet, PodUse, TopologyRequest
+from myriad.scheduler.placement import plan
+from myriad.scheduler.snapshot import Snapshot
+
+GPU = "nvidia.com/gpu"
+SIZES = (1, 1, 1, 2, 2, 4, 8, 8, 8, 8)
+
+
+def site(gpus: int) -> list[NodeInfo]:
+    """Nodes of 8 GPUs: 2 rooms, 10 blocks, 160 racks for every 10,000 GPUs (7 or 8 nodes a rack)."""
+    nodes, scale = gpus // 8, gpus // 10_000
+    racks = 160 * scale
+    out = []
+    for k in range(nodes):
+        rack = k * racks // nodes
+        block = rack // 16
+        room = block // 5
+        location = (f"hall{room + 1}", f"b{block + 1:02d}", f"r{rack + 1:03d}")
+        labels = {
+            "kubernetes.io/hostname": f"gpu{k:05d}",
+            "myriad.dev/pool": "h100",
+            "myriad.dev/gpu-model": "H100-SXM5-80GB",
+            "myriad.dev/room": location[0],
+            "myriad.dev/block": ".".join(location[:2]),
+            "myriad.dev/rack": ".".join(location),
+        }
+        allocatable = {"cpu_milli": 192_000, "memory_bytes": 2 << 40, "pods": 250, GPU: 8}
+        out.append(NodeInfo(f"gpu{k:05d}", labels, location=location, pool="h100", allocatable=allocatable))
+    return out
+
+
+def fill(nodes: list[NodeInfo], rng: random.Random, *, packed: bool) -> tuple[list[NodeInfo], list[PodUse]]:
+    """A state: 70 to 95 % of the GPUs in use, 3 % of the nodes cordoned."""
+    goal = rng.uniform(0.70, 0.95) * len(nodes) * 8
+    blocks: dict[tuple[str, ...], list[int]] = {}
+    for i, n in enumerate(nodes):
+        blocks.setdefault(n.location[:2], []).append(i)
+    order = list(blocks.values())
+    rng.shuffle(order)
+    for members in order:
+        rng.shuffle(members)
+    sequence = [i for members in order for i in members]
+    if not packed:
+        rng.shuffle(sequence)
+    free = [8] * len(nodes)
+    pods: list[PodUse] = []
+    used = 0
+    # Packed: nodes are filled one after the other. Fragmented: pods come to any node that has room.
+    cursor = 0
+    while used < goal:
+        size = rng.choice(SIZES)
+        if packed:
+            while cursor < len(sequence) and free[sequence[cursor]] == 0:
+                cursor += 1
+            i = sequence[min(cursor, len(sequence) - 1)]
+        else:
+            i = rng.choice(sequence)
+        size = min(size, free[i])
+        if size == 0:
+            continue
+        free[i] -= size
+        used += size
+        requests = {GPU: size, "cpu_milli": 12_000 * size, "memory_bytes": size << 36}
+        pods.append(PodUse(f"pod-{len(pods)}", nodes[i].name, requests))
+    cordoned = set(rng.sample(range(len(nodes)), len(nodes) * 3 // 100))
+    return [replace(n, cordoned=i in cordoned) for i, n in enumerate(nodes)], pods
+
+
+def states(gpus: int, seeds: range) -> Iterator[tuple[Snapshot, random.Random]]:
+    """One snapshot a seed, every second one packed."""
+    nodes = site(gpus)
+    for seed in seeds:
+        rng = random.Random(seed)  # noqa: S311 - a benchmark's dice
+        filled, pods = fill(nodes, rng, packed=seed % 2 == 1)
+        yield Snapshot.build(filled, pods), rng
+
+
+def timed(action: Callable[[], object]) -> tuple[float, object]:
+    """Milliseconds and result of one call."""
+    begin = time.perf_counter()
+    result = action()
+    return (time.perf_counter() - begin) * 1e3, result
+
+
+def measure(gpus: int, seeds: range, repeats: int) -> dict[str, float]:
+    """Measure one size and print its lines; returns p50 of decision and update in ms."""
+    spec = PodSet(
+        "workers",
+        128,
+        {GPU: 8, "cpu_milli": 96_000, "memory_bytes": 1 << 40},
+        topology=TopologyRequest("preferred", "block"),
+    )
+    gang = Gang("big", "research", (spec,), uid="big", pool="h100")
+    times: dict[str, list[float]] = {"decision": [], "update": [], "clone": [], "digest": []}
+    by_answer: dict[bool, list[float]] = {True: [], False: []}
+    tiers: dict[str, int] = {}
+    for snapshot, rng in states(gpus, seeds):
+        snapshot.pristine()  # kept in step by updates, so a running extension has it
+        plan(snapshot, gang)  # masks by signature are kept too
+        for _ in range(repeats):
+            # A change before each decision: nothing that a decision computes can be left over from the last one.
+            victim = rng.choice(snapshot.nodes).name
+            pod = PodUse(f"new-{rng.random()}", victim, {GPU: 1, "cpu_milli": 1000})
+            ms, _ = timed(lambda s=snapshot, p=pod: s.apply_pod(p))  # type: ignore[misc]
+            times["update"].append(ms)
+            ms, outcome = timed(lambda s=snapshot: plan(s, gang))  # type: ignore[misc]
+            times["decision"].append(ms)
+            by_answer[isinstance(outcome, Plan)].append(ms)
+            name = outcome.tier if isinstance(outcome, Plan) else outcome.kind  # type: ignore[attr-defined]
+            tiers[name] = tiers.get(name, 0) + 1
+            ms, _ = timed(lambda s=snapshot, p=pod: s.remove_pod(p.uid))  # type: ignore[misc]
+            times["update"].append(ms)
+            node = snapshot.nodes[snapshot.index[victim]]
+            for cordoned in (not node.cordoned, node.cordoned):
+                changed = replace(node, cordoned=cordoned)
+                ms, _ = timed(lambda s=snapshot, n=changed: s.update_node(n))  # type: ignore[misc]
+                times["update"].append(ms)
+        times["clone"].append(timed(snapshot.clone)[0])
+        snapshot.digest()  # the first hashes every node; afterwards only what changed
+        snapshot.apply_pod(PodUse("last", snapshot.nodes[0].name, {GPU: 1}))
+        times["digest"].append(timed(snapshot.digest)[0])
+    out: dict[str, float] = {}
+    for kind, values in times.items():
+        p50, p99 = np.percentile(values, [50, 99])
+        out[kind] = float(p50)
+        line: dict[str, object] = {
+            "kind": kind,
+            "gpus": gpus,
+            "gang_gpus": gang.gpus,
+            "p50_ms": round(float(p50), 4),
+            "p99_ms": round(float(p99), 4),
+            "samples": len(values),
+            "seeds": len(seeds),
+        }
+        if kind == "decision":
+            total = len(values)
+            line["fits"] = round(len(by_answer[True]) / total, 3)
+            line["fits_p50_ms"] = round(float(np.median(by_answer[True])), 4) if by_answer[True] else None
+            line["refused_p50_ms"] = round(float(np.median(by_answer[False])), 4) if by_answer[False] else None
+            line["answers"] = tiers
+        print(json.dumps(line), flush=True)
+    return out
+
+
+def main() -> None:
+    """Measure 10,000 and 50,000 GPUs and print the growth."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=40, help="states per size (default 40)")
+    parser.add_argument("--repeats", type=int, default=10, help="decisions per state (default 10)")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[10_000, 50_000], help="sites to measure")
+    args = parser.parse_args()
+    found = {gpus: measure(gpus, range(args.seeds), args.repeats) for gpus in args.gpus}
+    small, large = min(found), max(found)
+    if small != large:
+        growth = {k: round(found[large][k] / found[small][k], 2) for k in ("decision", "update")}
+        line = {"kind": "growth", "from_gpus": small, "to_gpus": large, "size_ratio": large / small, **growth}
+        line["no_worse_than_linear"] = growth["decision"] <= large / small
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
