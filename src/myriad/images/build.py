@@ -14,10 +14,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from myriad.errors import InputError
+from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
+from myriad.images.definition import ImageDefinition, load_definition
 from myriad.images.layer import Entry, directory, file_from_bytes, file_from_path
 from myriad.images.oci import BuiltImage, ImageConfig, Layer, write_image, write_layer
+from myriad.images.python import SITE, SOURCE, source_layer, wheels_layer
 from myriad.images.rootfs import Rootfs, build_base_layer, build_node_rootfs
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "base_layer",
     "build_node_rootfs",
     "component_image",
+    "python_image",
     "skeleton_layer",
 ]
 
@@ -96,6 +99,62 @@ def component_image(
         labels={"org.opencontainers.image.title": repo, "org.opencontainers.image.version": tag, **(labels or {})},
     )
     return write_image(ctx.blobs, ref=f"{repo}:{tag}", layers=[lowest, program], config=config, epoch=ctx.epoch)
+
+
+def python_image(ctx: BuildContext, folder: Path, tag: str) -> BuiltImage:
+    """The image that `folder/image.yml` describes: the shared base, then wheels, then source and files, by how often
+    they change.
+
+    Raises:
+        InputError: image.yml is wrong, or a file or module that it names is missing.
+        MyriadError: the image is larger than its budget.
+    """
+    definition = load_definition(folder)
+    base = base_layer(ctx)
+    layers = [base]
+    search_path = []
+    if definition.wheels is not None:
+        layers.append(wheels_layer(ctx, base, definition.wheels))
+        search_path.append(f"/{SITE}")
+    if definition.source is not None:
+        layers.append(source_layer(ctx, base, definition.source))
+        search_path.insert(0, f"/{SOURCE}")
+    if definition.files:
+        layers.append(layer_of(ctx, folder.name, _own_files(folder, definition), comment=f"files of {folder.name}"))
+    env = {"PATH": PATH, "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if search_path:
+        env["PYTHONPATH"] = ":".join(search_path)
+    titles = {"org.opencontainers.image.title": definition.title, "org.opencontainers.image.version": tag}
+    config = ImageConfig(
+        entrypoint=definition.entrypoint,
+        command=definition.command,
+        env={**env, **definition.env},
+        user=definition.user,
+        labels={**titles, **definition.labels},
+    )
+    image = write_image(ctx.blobs, ref=f"{definition.repo}:{tag}", layers=layers, config=config, epoch=ctx.epoch)
+    _check_budget(image, layers, budget=definition.budget_mb * 10**6, where=folder / "image.yml")
+    return image
+
+
+def _own_files(folder: Path, definition: ImageDefinition) -> list[Entry]:
+    entries = []
+    for file in definition.files:
+        source = folder / file.source
+        if not source.is_file():
+            raise InputError(f"files: {file.source} is missing", where=str(folder / "image.yml"))
+        entries.append(file_from_path(file.target, source, mode=int(file.mode, 8)))
+    return entries
+
+
+def _check_budget(image: BuiltImage, layers: Sequence[Layer], *, budget: int, where: Path) -> None:
+    if image.size > budget:
+        sizes = ", ".join(f"{layer.comment} {layer.size:,}" for layer in layers)
+        raise MyriadError(
+            f"{image.ref} is {image.size:,} bytes, {image.size - budget:,} over its budget_mb ({sizes})",
+            where=str(where),
+            hint="leave files out by wheels.exclude, or raise budget_mb and say why",
+        )
 
 
 def layer_of(ctx: BuildContext, step: str, entries: Sequence[Entry], *, comment: str) -> Layer:

@@ -103,7 +103,7 @@ BASE = Recipe(
     packages=("python3", "ca-certificates", "iptables", "conntrack", "kmod", "iproute2"),
     purge=(
         *("adduser", "apt", "bsdutils", "debconf", "debian-archive-keyring", "dpkg", "e2fsprogs", "gpgv"),
-        *("init-system-helpers", "libapt-pkg6.0", "libdebconfclient0", "libext2fs2", "libgmp10", "libgnutls30"),
+        *("init-system-helpers", "libapt-pkg6.0", "libdebconfclient0", "libext2fs2", "libgnutls30"),
         *("libhogweed6", "libidn2-0", "libnettle8", "libp11-kit0", "libpam-modules", "libpam-modules-bin"),
         *("libpam-runtime", "libsemanage-common", "libsemanage2", "libsepol2", "libss2", "libtasn1-6", "libunistring2"),
         *("login", "logsave", "mount", "passwd", "perl-base", "sysvinit-utils", "usr-is-merged", "util-linux-extra"),
@@ -118,6 +118,8 @@ BASE = Recipe(
         "usr/lib/python3*/pydoc_data/*",
         "usr/lib/systemd/*",
         "usr/lib/valgrind/*",
+        "usr/lib/x86_64-linux-gnu/tc/q_atm.so",
+        "usr/sbin/update-passwd",
         "usr/share/bash-completion/*",
         "usr/share/debconf/*",
         "usr/share/polkit-1/*",
@@ -220,7 +222,7 @@ def _run_mmdebstrap(ctx: BuildContext, recipe: Recipe, archive: Path) -> None:
     program = ctx.program("mmdebstrap", hint="apt-get install mmdebstrap")
     debs = ctx.cache_dir / "debs"
     debs.mkdir(parents=True, exist_ok=True)
-    quoted = shlex.quote(str(debs))
+    quoted = shlex.quote(str(debs.resolve()))
     command = [
         str(program),
         "--variant=minbase",
