@@ -240,6 +240,8 @@ class PodSet:
     """Required node affinity terms (ORed); empty = none."""
     tolerations: tuple[Toleration, ...] = ()
     topology: TopologyRequest = TopologyRequest()
+    group: str = ""
+    """Podsets of one group that require a level get the same domain (Kueue's podset-group-name)."""
 
     @property
     def gpus_per_pod(self) -> int:

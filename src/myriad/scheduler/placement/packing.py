@@ -188,20 +188,36 @@ class Packer:
         return None
 
     def _choices(self, bound: Sequence[int], lo: int, hi: int) -> Iterator[tuple[tuple[int, int], ...]]:
-        """Domains for the bound demands, best fit first: every combination of ranges that hold them alone."""
-        options: list[list[tuple[int, int]]] = []
+        """Domains for the bound demands, best fit first: every combination of ranges that hold them alone.
+
+        Demands of one podset group share a range.
+        """
+        units: dict[object, list[int]] = {}
         for k in bound:
-            d = self.demands[k]
-            cap = self.caps[k][lo:hi]
-            if d.limit == 0:
-                fits = [(int(cap[i]), lo + int(i), lo + int(i) + 1) for i in np.flatnonzero(cap >= d.count)]
+            units.setdefault(self.demands[k].spec.group or k, []).append(k)
+        options: list[list[tuple[int, int]]] = []
+        for members in units.values():
+            limit = min(self.demands[k].limit for k in members)
+            cap = sum(self.caps[k] for k in members)
+            if limit == 0:
+                starts = np.arange(lo, hi)
+                stops = starts + 1
+                inside = np.ones(hi - lo, dtype=np.bool_)
+                for k in members:
+                    inside &= self.caps[k][lo:hi] >= self.demands[k].count
+                sums = np.asarray(cap)[lo:hi]
             else:
-                level = self.snapshot.level[len(self.snapshot.level) - d.limit]
-                sums = level.sums(self.caps[k])
-                inside = (level.starts >= lo) & (level.stops <= hi) & level.valid & (sums >= d.count)
-                fits = [(int(sums[g]), int(level.starts[g]), int(level.stops[g])) for g in np.flatnonzero(inside)]
-            options.append([(a, b) for _, a, b in sorted(fits)])
-        return itertools.product(*options)
+                level = self.snapshot.level[len(self.snapshot.level) - limit]
+                starts, stops = level.starts, level.stops
+                inside = (starts >= lo) & (stops <= hi) & level.valid
+                for k in members:
+                    inside &= level.sums(self.caps[k]) >= self.demands[k].count
+                sums = level.sums(np.asarray(cap))
+            fits = sorted((int(sums[g]), int(starts[g]), int(stops[g])) for g in np.flatnonzero(inside))
+            options.append([(a, b) for _, a, b in fits])
+        where = {k: u for u, members in enumerate(units.values()) for k in members}
+        for chosen in itertools.product(*options):
+            yield tuple(chosen[where[k]] for k in bound)
 
     def _pack_flat(self, lo: int, hi: int, rank: int, ranges: dict[int, tuple[int, int]]) -> list[IntArray] | None:
         free = self.free[:, lo:hi].copy()

@@ -260,17 +260,18 @@ def refuse(
     if not worst.mask.any():
         sentence = f"{label}no node can take it now: {_held_words(snapshot, gang, demands)}"
     elif worst.gpus:
-        at = f", in {place(path)}" if path else ""
-        whole = " on whole nodes" if worst.gpus > 1 else ""
-        free_sum = _free_gpus(snapshot, packer, worst)
-        sentence = f"{label}needs {worst.count * worst.gpus} {noun} in {where}"
+        asked = f"{label}needs {worst.count * worst.gpus} {noun}"
         if tier == "cluster":
-            sentence = f"{label}needs {worst.count * worst.gpus} {noun} in pods of {worst.gpus}"
-            held = f"; room for {largest * worst.gpus} is free now"
-            fragments = f" ({free_sum} are free, but in pieces smaller than {worst.gpus} a node)"
-            sentence += held + (fragments if free_sum >= worst.count * worst.gpus and whole else "")
+            pieces = worst.gpus > 1
+            free_sum = _free_gpus(snapshot, packer, worst)
+            sentence = (
+                f"{asked}{f' in pods of {worst.gpus}' if pieces else ''}; room for {largest * worst.gpus} is free now"
+            )
+            if pieces and free_sum >= worst.count * worst.gpus:
+                sentence += f" ({free_sum} are free, but in pieces smaller than {worst.gpus} a node)"
         else:
-            sentence += f"; the largest free set is {largest * worst.gpus}{at if largest else ''}"
+            at = f", in {place(path)}" if largest else ""
+            sentence = f"{asked} in {where}; the largest free set is {largest * worst.gpus}{at}"
     else:
         sentence = f"{label}needs room for {worst.count} pods in {where}; the largest free set holds {largest}"
     scarce = _scarce_words(snapshot, worst, packer)
@@ -294,19 +295,19 @@ def _free_gpus(snapshot: Snapshot, packer: Packer, d: Demand) -> int:
 
 
 def _scarce_words(snapshot: Snapshot, d: Demand, packer: Packer) -> str:
-    """Names CPU, memory or pod slots where those, and not the GPUs, keep nodes out."""
+    """Names CPU, memory or pod slots where those, and not the GPUs, keep pods out."""
     if not d.gpus:
         return ""
-    gpus_ok = d.mask & (snapshot.amounts(packer.free, d.spec.gpu_resource) >= d.gpus)
+    by_gpu = np.where(d.mask, snapshot.amounts(packer.free, d.spec.gpu_resource) // d.gpus, 0)
     words = []
     for row, amount in zip(d.rows, d.amounts, strict=True):
         resource = snapshot.resources[int(row)]
         if resource == d.spec.gpu_resource:
             continue
-        short = int((gpus_ok & (packer.free[row] < amount)).sum())
+        short = int((packer.free[row] // amount < by_gpu).sum())
         if short:
-            what = {CPU: "CPUs", MEMORY: "memory", PODS: "pod slots"}.get(resource, resource)
-            words.append(f"{short} {'node has' if short == 1 else 'nodes have'} the GPUs but too little {what}")
+            what = {CPU: "few CPUs", MEMORY: "little memory", PODS: "few pod slots"}.get(resource, f"little {resource}")
+            words.append(f"{short} {'node has' if short == 1 else 'nodes have'} GPUs free but too {what}")
     return "; ".join(words)
 
 
