@@ -215,6 +215,6 @@ def _uv(ctx: BuildContext, arguments: Sequence[str], *, what: str) -> str:
         raise MyriadError(
             f"{what} failed: {result.stderr.strip()[-2000:]}",
             where=str(ctx.repository / "uv.lock"),
-            hint="set a mirror by UV_DEFAULT_INDEX; a hash that differs means that the index serves another file than locked",
+            hint="set a mirror by UV_DEFAULT_INDEX; another hash means that the index serves another file than locked",
         )
     return result.stdout
