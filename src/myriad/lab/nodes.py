@@ -30,6 +30,8 @@ from myriad.lab.topology import LabNode
 
 #: Every object the lab makes carries this label, with the lab's name as value: what lab-down removes.
 LABEL = "dev.myriad.lab"
+#: Repository of the node image in the engine; its tag is its content.
+IMAGE = "myriad-lab-node"
 _HOST_LABEL = "dev.myriad.lab.host"
 _SPEC_LABEL = "dev.myriad.lab.spec"
 #: How long systemd inside a container may take until it answers over ssh.
@@ -41,7 +43,7 @@ _LAYOUT = 2
 Say = Callable[[str], None]
 
 
-def _archive(files: Mapping[str, tuple[bytes, int]]) -> bytes:
+def archive(files: Mapping[str, tuple[bytes, int]]) -> bytes:
     """A tar of absolute paths to (content, mode), with their folders, for the engine's archive call."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -139,17 +141,18 @@ def container_options(node: LabNode, detected: Detected, *, lab: str, image: str
     }
 
 
-def import_image(client: docker.DockerClient, rootfs: Path, *, repository: str = "myriad-lab-node") -> str:
+def import_image(client: docker.DockerClient, rootfs: Path, *, digest: str) -> str:
     """Import a root file system as the node image, tagged by its content; a known one is found, not imported again.
 
+    Args:
+        client: the engine.
+        rootfs: a tar.
+        digest: its sha256, hex.
+
     Returns:
-        The image reference `repository:<12 hex>`.
+        The image reference `myriad-lab-node:<12 hex>`.
     """
-    digest = hashlib.sha256()
-    with rootfs.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    tag = digest.hexdigest()[:12]
+    repository, tag = IMAGE, digest[:12]
     reference = f"{repository}:{tag}"
     try:
         client.images.get(reference)
@@ -287,7 +290,7 @@ def _create(client: docker.DockerClient, options: Mapping[str, Any], files: Mapp
     """Create, fill and start a container; a half-made one is removed again."""
     container = client.containers.create(**options)
     try:
-        container.put_archive("/", _archive(files))
+        container.put_archive("/", archive(files))
         container.start()
     except BaseException:
         container.remove(force=True, v=True)

@@ -1,0 +1,114 @@
+"""`myriad lab up|down|clean|status|fault`: the embedded default, as `make lab` and its siblings call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from myriad.cli.output import console, emit_json
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+CloneOption = Annotated[Path | None, typer.Option("--clone", help="The clone that the lab belongs to.", hidden=True)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    lab = typer.Typer(
+        no_args_is_help=True,
+        help="A real cluster on this machine: nodes as containers, GPU doubles behind real sockets.",
+    )
+    lab.command("up")(up)
+    lab.command("down")(down)
+    lab.command("clean")(clean)
+    lab.command("status")(status)
+    lab.command("fault")(fault)
+    app.add_typer(lab, name="lab")
+
+
+def up(
+    from_make: Annotated[bool, typer.Option("--from-make", hidden=True)] = False,
+    jobs: Annotated[bool, typer.Option(help="Submit the example jobs at the end.")] = True,
+    full: Annotated[bool, typer.Option("--full", help="Look at every host, converged or not.")] = False,
+    nodes_only: Annotated[bool, typer.Option("--nodes-only", help="Stop when the nodes answer over ssh.")] = False,
+    clone: CloneOption = None,
+) -> None:
+    """Bring the lab up, or go on where the last run was cut short."""
+    from myriad.lab.display import Display
+    from myriad.lab.state import clone_root
+    from myriad.lab.up import Bringup, bring_up, guarded
+
+    root = clone_root(clone)
+    display = Display(console)
+
+    def action() -> int:
+        if nodes_only:
+            Bringup(root, display).nodes_up(after_make=from_make)
+            return 0
+        site = ["-e", "myriad_full=true"] if full else []
+        return bring_up(root, display, after_make=from_make, jobs=jobs, site=site)
+
+    raise typer.Exit(guarded(display, action))
+
+
+def down(clone: CloneOption = None) -> None:
+    """Remove the lab, its network and settings, and the engine if make lab started it; the caches stay."""
+    from myriad.lab.display import Display
+    from myriad.lab.down import take_down
+    from myriad.lab.state import clone_root
+
+    raise typer.Exit(take_down(clone_root(clone), Display(console)))
+
+
+def clean(clone: CloneOption = None) -> None:
+    """Remove the lab and the caches: store, bundles, Go and Python caches, node images."""
+    from myriad.lab import down as removal
+    from myriad.lab.display import Display
+    from myriad.lab.state import clone_root
+
+    raise typer.Exit(removal.clean(clone_root(clone), Display(console)))
+
+
+def status(as_json: JsonOption = False, clone: CloneOption = None) -> None:
+    """What the lab is, whether its nodes run, and which of them take work. Exit 4 when one does not."""
+    from myriad.lab.status import lab_status, print_status
+
+    report = lab_status(clone)
+    if as_json:
+        emit_json(report)
+    else:
+        print_status(report)
+    raise typer.Exit(0 if report["takes_work"] else 4)
+
+
+def fault(
+    node: Annotated[str, typer.Argument(help="A GPU node of the lab.")],
+    kind: Annotated[str | None, typer.Argument(help="missing, xid, ecc, hang, nvml_mismatch or no_driver.")] = None,
+    gpu: Annotated[int | None, typer.Option("--gpu", help="Which GPU, for faults of one GPU.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Switch it off again.")] = False,
+    as_json: JsonOption = False,
+    clone: CloneOption = None,
+) -> None:
+    """Switch a fault of a node's GPUs on or off; without KIND, tell which are on."""
+    from myriad.lab.fault import read_document, switch
+    from myriad.lab.state import LabPaths, clone_root, require_state
+
+    state = require_state(LabPaths(clone_root(clone)))
+    document = read_document(state, node) if kind is None else switch(state, node, kind, gpu=gpu, clear=clear)
+    if as_json:
+        emit_json({"node": node, "faults": document["faults"]})
+        return
+    console.print(_faults_text(node, document), markup=False)
+
+
+def _faults_text(node: str, document: dict[str, Any]) -> str:
+    from myriad.lab.double.document import FAULTS
+
+    if not document["faults"]:
+        return f"{node}: {len(document['gpus'])} GPUs, no fault"
+    lines = []
+    for entry in document["faults"]:
+        where = "" if entry.get("gpu") is None else f" on GPU {entry['gpu']}"
+        lines.append(f"{node}: {entry['kind']}{where}: {FAULTS[entry['kind']][0]}")
+    return "\n".join(lines)

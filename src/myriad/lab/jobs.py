@@ -1,0 +1,223 @@
+"""The three jobs at the end of `make lab`: one runs, one waits for quota first, one is told that it never can."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from myriad.errors import MyriadError
+from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError
+from myriad.lab.display import duration
+from myriad.lab.state import LabPaths
+
+Json = dict[str, Any]
+EXAMPLE = Path("docs/examples/gang.yml")
+TIMEOUT_S = 300.0
+GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One line of the report: job, size, what became of it."""
+
+    name: str
+    size: str
+    text: str
+    ok: bool
+
+
+def read_example(clone: Path) -> Json:
+    """The Job of docs/examples/gang.yml.
+
+    Raises:
+        MyriadError: when the file has no Job.
+    """
+    path = clone / EXAMPLE
+    for document in yaml.safe_load_all(path.read_text()):
+        if isinstance(document, dict) and document.get("kind") == "Job":
+            return document
+    raise MyriadError("there is no Job in it", where=str(path))
+
+
+def variant(job: Json, *, name: str, pods: int | None = None, gpus: int | None = None) -> Json:
+    """The same Job under another name, and of another size where given. Pure."""
+    changed = copy.deepcopy(job)
+    changed["metadata"]["name"] = name
+    if pods is not None:
+        changed["spec"]["parallelism"] = changed["spec"]["completions"] = pods
+    if gpus is not None:
+        for container in changed["spec"]["template"]["spec"]["containers"]:
+            for kind in ("requests", "limits"):
+                if GPU in container.get("resources", {}).get(kind, {}):
+                    container["resources"][kind][GPU] = gpus
+    return changed
+
+
+def size(job: Json) -> str:
+    """`2 x 8 GPUs`."""
+    containers = job["spec"]["template"]["spec"]["containers"]
+    gpus = sum(int(item.get("resources", {}).get("limits", {}).get(GPU, 0)) for item in containers)
+    return f"{job['spec'].get('parallelism', 1)} x {gpus} GPUs"
+
+
+def places(pods: list[Json], locations: dict[str, str]) -> str:
+    """`gpu1 gpu2 (same rack)` for the pods of a gang. Pure.
+
+    Args:
+        pods: its Pod objects.
+        locations: node -> room/block/rack.
+    """
+    nodes = sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod.get("spec", {}).get("nodeName")})
+    parts = [locations.get(node, "").split("/") for node in nodes]
+    if len(nodes) < 2:
+        return " ".join(nodes)
+    for depth, word in ((3, "same rack"), (2, "same block"), (1, "same room")):
+        if all(len(part) >= depth for part in parts) and len({tuple(part[:depth]) for part in parts}) == 1:
+            return f"{' '.join(nodes)} ({word})"
+    return f"{' '.join(nodes)} (several rooms)"
+
+
+class Jobs:
+    """Runs the three jobs on a cluster."""
+
+    def __init__(self, api: Api, paths: LabPaths, locations: dict[str, str], detail: Callable[[str], None]) -> None:
+        self.api = api
+        self.paths = paths
+        self.locations = locations
+        self.detail = detail
+        self.job = read_example(paths.clone)
+        self.namespace = str(self.job["metadata"].get("namespace", "default"))
+
+    def run(self) -> list[JobLine]:
+        """Submit, watch, tell. Jobs of an earlier run go first."""
+        second = variant(self.job, name=f"{self.job['metadata']['name']}-second")
+        huge = variant(self.job, name=f"{self.job['metadata']['name']}-huge", pods=8, gpus=16)
+        for job in (self.job, second, huge):
+            self._remove(job)
+        started = time.monotonic()
+        self.api.create(JOBS, self.job, namespace=self.namespace)
+        self._until(lambda: self._condition(self.job, "QuotaReserved"), f"{_name(self.job)} gets quota")
+        self.api.create(JOBS, second, namespace=self.namespace)
+        waiting = time.monotonic()
+        answer = self._why(second, "quota")
+        self.api.create(JOBS, huge, namespace=self.namespace)
+        refusal = self._why(huge, "never")
+        self._remove(huge)
+        lines = [self._finish(self.job, started)]
+        self._until(lambda: self._condition(second, "QuotaReserved"), f"{_name(second)} gets quota")
+        waited = time.monotonic() - waiting
+        done = self._finish(second, waiting)
+        held = "waited" if not done.ok else f"waited {duration(waited)} for quota ({answer}), then {done.text}"
+        lines.append(JobLine(done.name, done.size, held, done.ok))
+        lines.append(JobLine(_name(huge), size(huge), f"refused: {refusal}", "no node" in refusal))
+        return lines
+
+    def _finish(self, job: Json, started: float) -> JobLine:
+        """Wait until a job has ended."""
+        name, where = _name(job), ""
+        until = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < until:
+            pods = self.api.list(PODS, namespace=self.namespace, labels=f"batch.kubernetes.io/job-name={name}")[0]
+            where = places(pods, self.locations) or where
+            status = (self.api.find(JOBS, name, namespace=self.namespace) or {}).get("status", {})
+            for condition in status.get("conditions") or []:
+                if condition.get("status") == "True" and condition["type"] == "Complete":
+                    sums = ", all-reduce ok" if self._log_says_ok(name) else ""
+                    return JobLine(name, size(job), f"ran on {where}{sums}", True)
+                if condition.get("status") == "True" and condition["type"] == "Failed":
+                    return JobLine(name, size(job), f"failed on {where}: {condition.get('message', '')}", False)
+            self.detail(f"{name}: {status.get('ready', 0)} of {job['spec'].get('parallelism', 1)} pods run {where}")
+            time.sleep(0.5)
+        return JobLine(
+            name, size(job), f"has not ended after {duration(time.monotonic() - started)}; myriad why {name}", False
+        )
+
+    def _log_says_ok(self, name: str) -> bool:
+        argv = [str(self.paths.bin / "kubectl"), "--kubeconfig", str(self.paths.kubeconfig), "-n", self.namespace]
+        argv += ["logs", f"job/{name}", "--tail=40"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+        return done.returncode == 0 and "all-reduce" in done.stdout and "ok" in done.stdout
+
+    def _why(self, job: Json, state: str) -> str:
+        """What `myriad why` says of a waiting job, once it is in this state, or what it says after 30 s."""
+        name = _name(job)
+        environment = {**os.environ, "KUBECONFIG": str(self.paths.kubeconfig)}
+        argv = [str(Path(sys.executable).with_name("myriad")), "why", name, "-n", self.namespace, "--json"]
+        until = time.monotonic() + 30
+        text = ""
+        while time.monotonic() < until:
+            self.detail(f"myriad why {name}")
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, timeout=60)
+            if done.returncode == 0:
+                answer = json.loads(done.stdout)
+                text = reason(answer)
+                if answer.get("state") == state:
+                    return text
+            else:
+                text = (done.stderr.strip().splitlines() or ["myriad why gave no answer"])[-1]
+            time.sleep(0.5)
+        return text
+
+    def _remove(self, job: Json) -> None:
+        """Delete a job and wait until its pods and Workload have gone, so that quota is free again."""
+        name = _name(job)
+        self.api.delete(JOBS, name, namespace=self.namespace)
+        self._until(
+            lambda: (
+                self.api.find(JOBS, name, namespace=self.namespace) is None
+                and not self.api.list(PODS, namespace=self.namespace, labels=f"batch.kubernetes.io/job-name={name}")[0]
+                and self._workload(name) is None
+            ),
+            f"the earlier {name} is gone",
+        )
+
+    def _workload(self, name: str) -> Json | None:
+        for item in self.api.list(WORKLOADS, namespace=self.namespace)[0]:
+            owners = item["metadata"].get("ownerReferences") or []
+            if any(owner.get("kind") == "Job" and owner.get("name") == name for owner in owners):
+                return item
+        return None
+
+    def _condition(self, job: Json, kind: str) -> bool:
+        conditions = ((self._workload(_name(job)) or {}).get("status") or {}).get("conditions") or []
+        return any(item["type"] == kind and item["status"] == "True" for item in conditions)
+
+    def _until(self, true: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + TIMEOUT_S
+        self.detail(what)
+        while True:
+            try:
+                if true():
+                    return
+            except ApiError as error:
+                # A webhook or the API server that has just started may refuse for a moment.
+                if error.status < 500:
+                    raise
+            if time.monotonic() > until:
+                raise MyriadError(
+                    f"after {duration(TIMEOUT_S)} this has not come true: {what}",
+                    where=self.namespace,
+                    hint="`. .lab/env; myriad why JOB; kubectl get workloads -A` tell more.",
+                )
+            time.sleep(0.3)
+
+
+def _name(job: Json) -> str:
+    return str(job["metadata"]["name"])
+
+
+def reason(answer: Json) -> str:
+    """The reason in an answer of `myriad why --json` as one sentence: first cause and place in the queue. Pure."""
+    parts = [str(answer.get("first_cause", "")).rstrip(".")]
+    parts += [str(line["text"]) for line in answer.get("lines") or [] if line.get("about") == "queue"]
+    return "; ".join(dict.fromkeys(part for part in parts if part))

@@ -1,0 +1,276 @@
+"""`make lab`: from a bare machine to a verdict, in phases that each leave a record to go on from."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+import yaml
+
+from myriad.errors import InputError, MyriadError
+from myriad.images.context import BuildContext, BuildEvent
+from myriad.images.rootfs import build_node_rootfs
+from myriad.kube.client import NODES, ApiError, connect
+from myriad.lab import engine, machine, nodes
+from myriad.lab.display import Display, Phase, duration, row
+from myriad.lab.jobs import EXAMPLE, Jobs
+from myriad.lab.preflight import Verdict, gather, judge, lab_name, summary
+from myriad.lab.shellenv import write_env
+from myriad.lab.site import SiteRun, run_site
+from myriad.lab.state import LabPaths, LabState, PhaseRecord, load_state, save_state
+from myriad.lab.topology import LabNode, read_nodes
+from myriad.lab.verdict import NodeVerdict, node_verdicts, table, warm_images
+from myriad.stack.build import build_bundle, lock_digest
+from myriad.stack.bundle import Bundle
+from myriad.stack.events import Event
+from myriad.stack.lock import load_lock
+from myriad.stack.settings import Settings, read_settings
+
+#: Debian packages that make lab calls for: the first makes root file systems, the second verifies Debian on Ubuntu.
+PACKAGES = ("mmdebstrap", "debian-archive-keyring")
+#: How long the gates may take to open after the site run.
+VERDICT_TIMEOUT_S = 120.0
+
+
+class Bringup:
+    """One `make lab`. Every phase can be cut short; the next run finds what is there and goes on."""
+
+    def __init__(self, clone: Path, display: Display) -> None:
+        self.clone = clone
+        self.paths = LabPaths(clone)
+        self.display = display
+        self.inventory = clone / "inventories" / "lab"
+        self.name = lab_name(str(clone))
+
+    @contextmanager
+    def phase(self, state: LabState, name: str) -> Iterator[Phase]:
+        """A phase that is shown and recorded."""
+        with self.display.phase(name) as phase:
+            try:
+                yield phase
+            except BaseException:
+                state.phases[name] = PhaseRecord(ok=False, seconds=round(phase.seconds, 1))
+                save_state(self.paths, state)
+                raise
+            state.phases[name] = PhaseRecord(ok=True, seconds=round(phase.seconds, 1))
+            save_state(self.paths, state)
+
+    def preflight(self, *, shown: bool) -> Verdict:
+        """Look at the machine; stop with the whole list where something is wrong.
+
+        Args:
+            shown: make has printed the summary already.
+
+        Raises:
+            InputError: with everything that is wrong.
+        """
+        verdict = judge(gather(dict(os.environ), network=self.name))
+        if verdict.errors:
+            raise InputError(summary(verdict))
+        if not shown:
+            self.display.line(summary(verdict))
+        return verdict
+
+    def nodes_up(self, *, after_make: bool) -> tuple[LabState, list[LabNode]]:
+        """Everything before the site run: engine, bundle, nodes."""
+        verdict = self.preflight(shown=after_make)
+        self.paths.make()
+        state = load_state(self.paths) or LabState(name=self.name)
+        network = ".".join(verdict.subnet.split(".")[:3])
+        state.name = state.network = self.name
+        state.subnet, state.gateway = verdict.subnet, f"{network}.1"
+        save_state(self.paths, state)
+        with self.phase(state, "engine") as phase:
+            client = engine.ensure_engine(self.name, self.paths.logs / "dockerd.log", self.display.say)
+            machine.raise_settings(self.display.say)
+            machine.install_packages(PACKAGES, why="for root file systems", say=self.display.say)
+            phase.result = f"Docker {client.version()['Version']}"
+        settings = read_settings()
+        with self.phase(state, "bundle") as phase:
+            bundle = self._bundle(settings, phase)
+            state.bundle = str(bundle.directory)
+        wanted = read_nodes(self.inventory, state.subnet)
+        with self.phase(state, "nodes") as phase:
+            phase.result = self._nodes(client, state, wanted, settings)
+        write_env(self.paths, {name: bundle.file_path(name) for name in ("kubectl", "helm") if bundle.has_file(name)})
+        return state, wanted
+
+    def _bundle(self, settings: Settings, phase: Phase) -> Bundle:
+        lock = load_lock(None)
+        directory = settings.cache / "bundles" / f"{lock_digest(lock)[:12]}-{settings.arch}"
+        seen: dict[str, int] = {}
+
+        def report(event: Event) -> None:
+            if event.state in ("left_out", "note"):
+                self.display.say(f"{event.what}: {event.text}" if event.state == "left_out" else event.text)
+            elif event.state in ("done", "cached"):
+                seen[event.state] = seen.get(event.state, 0) + 1
+                self.display.detail(f"{event.what} done")
+                if event.seconds >= 5 and not self.display.console.is_terminal:
+                    self.display.line(row("", f"{event.what} {duration(event.seconds)}"))
+            else:
+                size = f" {event.done_bytes / 1e6:.0f} of {event.total_bytes / 1e6:.0f} MB" if event.total_bytes else ""
+                self.display.detail(f"{event.how} {event.what}{size}")
+
+        bundle = build_bundle(lock, directory, settings, report)
+        counts: dict[str, int] = {}
+        for entry in bundle.manifest.files:
+            counts[entry.origin.source] = counts.get(entry.origin.source, 0) + 1
+        words = {"release": "from releases", "module": "from Go modules", "package": "from Debian", "local": "own"}
+        parts = ", ".join(f"{count} {words.get(kind, kind)}" for kind, count in sorted(counts.items()))
+        phase.result = f"{len(bundle.manifest.files)} files ({parts}), {len(bundle.manifest.images)} images"
+        return bundle
+
+    def _nodes(
+        self, client: docker.DockerClient, state: LabState, wanted: Sequence[LabNode], settings: Settings
+    ) -> str:
+        self.display.detail("root file system")
+
+        def report(event: BuildEvent) -> None:
+            self.display.detail(f"root file system: {event.detail or event.state}")
+
+        mirror = settings.mirrors.apt
+        sources = (f"deb {mirror} bookworm main", f"deb {mirror} bookworm-updates main") if mirror else ()
+        rootfs = build_node_rootfs(
+            BuildContext(
+                store=settings.store_root, cache_dir=settings.cache / "images", on_event=report, apt_sources=sources
+            )
+        )
+        self.display.detail("node image")
+        image = nodes.import_image(client, rootfs.path, digest=rootfs.sha256)
+        version = str(client.version()["Version"])
+        if state.detected.engine_version != version:
+            self.display.detail("what nodes may do on this engine")
+            state.detected = engine.detect(client, image)
+        self.display.detail(" ".join(node.name for node in wanted))
+        made = nodes.ensure_nodes(client, state, self.paths, wanted, image=image, say=self.display.say)
+        if not made:
+            return f"{' '.join(node.name for node in wanted)} are up"
+        return " ".join(f"{node.name}{'' if node.name in made else ' (kept)'}" for node in wanted)
+
+    def site(self, state: LabState, arguments: Sequence[str]) -> SiteRun:
+        """Run site.yml over ssh, exactly as on real machines.
+
+        Raises:
+            MyriadError: when a host failed, with what failed there.
+        """
+        with self.phase(state, "site") as phase:
+            run = run_site(self.paths, self.display, arguments)
+            changed = sum(run.progress.changed.values())
+            phase.result = f"{changed} changes" if changed else "nothing changed"
+            if run.code == 2:
+                failed = run.progress.failed
+                lines = [f"{host}: {text}" for host, text in failed.items()] or _last_lines(run.log)
+                raise MyriadError(
+                    "the site run failed:\n  " + "\n  ".join(lines),
+                    where="playbooks/site.yml",
+                    hint=f"{run.log} has all of it; `make lab` goes on from here.",
+                )
+        return run
+
+    def verdict(self, wanted: Sequence[LabNode]) -> list[NodeVerdict]:
+        """The nodes as the API server sees them, waited for until every gate is open or the time is up."""
+        cluster = yaml.safe_load((self.inventory / "group_vars" / "all" / "cluster.yml").read_text())
+        warm = warm_images(cluster)
+        api = connect(self.paths.kubeconfig)
+        until = time.monotonic() + VERDICT_TIMEOUT_S
+        rows: list[NodeVerdict] = []
+        while True:
+            try:
+                rows = node_verdicts(wanted, api.list(NODES)[0], warm)
+            except ApiError as error:
+                if error.status < 500 or time.monotonic() > until:
+                    raise
+            if (rows and all(item.takes_work for item in rows)) or time.monotonic() > until:
+                return rows
+            waiting = [item for item in rows if not item.takes_work]
+            self.display.detail("; ".join(f"{item.node}: {item.cause}" for item in waiting))
+            time.sleep(0.5)
+
+    def jobs(self, state: LabState, wanted: Sequence[LabNode]) -> bool:
+        """Run the example jobs and print a line for each. Returns whether all did what they should."""
+        with self.phase(state, "jobs") as phase:
+            locations = {node.name: node.location for node in wanted}
+            lines = Jobs(connect(self.paths.kubeconfig), self.paths, locations, self.display.detail).run()
+            good = sum(line.ok for line in lines)
+            phase.result = f"{good} of {len(lines)} as they should be"
+            for number, line in enumerate(lines):
+                label = "jobs" if number == 0 else ""
+                phase.notes.append(line.name)
+                self.display.line(row(label, f"{line.name:<13} {line.size:<12} {line.text}"))
+            state.phases["jobs"] = PhaseRecord(ok=all(line.ok for line in lines), seconds=phase.seconds)
+        return all(line.ok for line in lines)
+
+
+def _last_lines(log: Path) -> list[str]:
+    return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-8:]
+
+
+def bring_up(
+    clone: Path, display: Display, *, after_make: bool = False, jobs: bool = True, site: Sequence[str] = ()
+) -> int:
+    """The whole of `make lab`.
+
+    Args:
+        clone: the clone's folder.
+        display: where it is shown.
+        after_make: make has printed preflight and environment already.
+        jobs: submit the example jobs at the end.
+        site: further arguments for ansible-playbook.
+
+    Returns:
+        0 converged, 3 some hosts unreachable and the rest converged, 4 converged but some nodes take no work.
+    """
+    work = Bringup(clone, display)
+    state, wanted = work.nodes_up(after_make=after_make)
+    run = work.site(state, site)
+    with work.display.phase("verdict") as phase:
+        rows = work.verdict(wanted)
+        takes = sum(item.takes_work for item in rows)
+        phase.result = f"{takes} of {len(rows)} nodes take work"
+    display.line()
+    for line in table(rows):
+        display.line(line)
+    what = "" if run.changed else ", nothing changed"
+    display.line(f"site ready{what}, {takes} of {len(rows)} nodes take work: {duration(run.seconds)}")
+    display.line()
+    done = state.phases.get("jobs")
+    good = True
+    if jobs and run.code == 0 and takes == len(rows) and (run.changed or done is None or not done.ok):
+        if (clone / EXAMPLE).is_file():
+            good = work.jobs(state, wanted)
+        save_state(work.paths, state)
+        display.line()
+    for line in next_steps():
+        display.line(line)
+    for host, text in run.progress.unreachable.items():
+        display.line(f"{host} is unreachable ({text}); run make lab again when it is back")
+    if not good:
+        return 2
+    if run.code:
+        return run.code
+    return 0 if takes == len(rows) else 4
+
+
+def next_steps() -> list[str]:
+    """What to type next. Each line works as it stands in the shell that ran make lab."""
+    return [
+        row("next", ". .lab/env                  # myriad, kubectl and the lab's own kubeconfig, in this shell only"),
+        row("", "myriad status               # also: myriad queue, myriad why gang -n vision"),
+        row("", "kubectl get nodes -L myriad.dev/rack"),
+        row("", "make lab-down               # removes all of it; the caches stay until make lab-clean"),
+    ]
+
+
+def guarded(display: Display, action: Callable[[], int]) -> int:
+    """Run a verb; Ctrl-C is one sentence and exit code 130."""
+    try:
+        return action()
+    except KeyboardInterrupt:
+        where = f" in phase {display.current.name}" if display.current else ""
+        display.line(f"\nstopped{where}; nothing is broken, the next `make lab` goes on from here")
+        return 130
