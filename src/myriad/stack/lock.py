@@ -19,6 +19,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from myriad.errors import InputError
+from myriad.stack.compat import Rule, Rules
 
 OPEN = "open"
 Arch = Literal["amd64", "arm64"]
@@ -181,6 +182,11 @@ class Lock(_Strict):
         """Component -> version, the locked Go included."""
         return {name: component.version for name, component in self.components.items()} | {"go": self.go}
 
+    def program_versions(self) -> dict[str, str]:
+        """The versions of components and, beside them, of each of their artifacts (kubelet, kubectl ...)."""
+        artifacts = {name: component.version for component in self.components.values() for name in component.artifacts}
+        return artifacts | self.versions()
+
 
 def parse_lock(text: str, *, where: str) -> Lock:
     """Read a lock from YAML text.
@@ -220,3 +226,9 @@ def load_lock(path: Path | None = None) -> Lock:
     if not file.is_file():
         raise InputError("there is no lock", where=str(file), hint="give its path with --lock FILE")
     return parse_lock(file.read_text(encoding="utf-8"), where=str(file))
+
+
+def load_rules() -> list[Rule]:
+    """The compatibility rules that come with Myriad (stack/compat.yml)."""
+    text = (resources.files("myriad") / "stack" / "compat.yml").read_text(encoding="utf-8")
+    return Rules.model_validate(yaml.safe_load(text)).rules
