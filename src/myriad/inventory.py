@@ -31,6 +31,7 @@ from ansible.utils.vars import combine_vars
 from myriad.fleet import names
 from myriad.fleet.model import DESCRIPTION_VARIABLES, HOST_VARIABLES
 from myriad.fleet.problems import Origin, Problem
+from myriad.fleet.schema import dotted
 from myriad.fleet.source import KeyPath, RawGroup, RawHost, RawInventory
 from myriad.inventory_yaml import Definitions, is_vault_file, scan_inventory, scan_variables
 
@@ -164,9 +165,8 @@ class _Reader:
             try:
                 manager = InventoryManager(loader=self.loader, sources=self.sources)
             except AnsibleError as error:
-                reasons = said.failures or [error]
-                for reason in _best_reasons(reasons):
-                    origin = self.origin_of(getattr(reason, "obj", None)) or Origin(self.raw.name)
+                for reason in _best_reasons(said.failures) or [error]:
+                    origin = self.origin_of(getattr(reason, "obj", None)) or self.failed_file(error)
                     self.raw.problems.append(
                         Problem(
                             "inventory-unreadable",
@@ -188,6 +188,11 @@ class _Reader:
                     )
                 )
         return manager
+
+    def failed_file(self, error: AnsibleError) -> Origin:
+        """File that ansible gave up on; its message ends with the path."""
+        path = _sentence(error).rsplit(" ", 1)[-1]
+        return Origin(self.shown(path) if Path(path).exists() else self.raw.name)
 
     def read_groups(self, manager: InventoryManager) -> None:
         everyone: Group = manager.groups["all"]
@@ -219,11 +224,9 @@ class _Reader:
             self.note_origins(path, name, value)
             if name in HOST_VARIABLES:
                 continue
-            templated = self.template(value, described, path)
-            if templated is not _UNREADABLE:
-                self.raw.variables[str(name)] = _plain(templated)
-            else:
-                self.raw.complete = False
+            resolved = self.template(value, described, path)
+            if resolved is not _UNREADABLE:
+                self.raw.variables[str(name)] = _plain(resolved)
 
     def note_origins(self, path: KeyPath, key: Any, value: Any) -> None:
         # The key's own place is the line that a person looks for; the value may begin on a later one.
@@ -353,19 +356,26 @@ class _Reader:
     # Values
 
     def template(self, value: Any, variables: Mapping[str, Any], path: KeyPath) -> Any:
-        """Resolve Jinja in a description variable; a template that cannot be resolved becomes a problem."""
-        if not _contains_template(value):
+        """Resolve Jinja in a description variable; each template that cannot be resolved becomes a problem."""
+        if isinstance(value, Mapping):
+            pairs = ((key, self.template(inner, variables, (*path, _plain(key)))) for key, inner in value.items())
+            return {key: inner for key, inner in pairs if inner is not _UNREADABLE}
+        if isinstance(value, list | tuple):
+            items = (self.template(inner, variables, (*path, index)) for index, inner in enumerate(value))
+            return [inner for inner in items if inner is not _UNREADABLE]
+        if not _may_be_template(value):
             return value
         try:
             return Templar(loader=self.loader, variables=dict(variables)).template(value)
         except AnsibleError as error:
-            where = self.origin_of(getattr(error, "obj", None)) or self.raw.origin_of(path)
+            self.raw.complete = False
             self.raw.problems.append(
                 Problem(
                     "template",
-                    f"has a template that cannot be resolved from the variables of group all: {_sentence(error)}",
-                    key=str(path[0]),
-                    origin=where,
+                    f"has a template that cannot be resolved from the variables of group all: {_sentence(error)}; "
+                    "define it there or write the value",
+                    key=dotted(path),
+                    origin=self.raw.origin_of(path),
                 )
             )
             return _UNREADABLE
@@ -378,7 +388,7 @@ class _Reader:
             self.raw.problems.append(
                 Problem(
                     "template",
-                    f"{key} has a template that cannot be resolved: {_sentence(error)}",
+                    f"{key} has a template that cannot be resolved: {_sentence(error)}; define it or write the value",
                     key=key,
                     hosts=(str(host.name),),
                     origin=self.origin_of(value) or self.definitions.hosts.get(str(host.name)),
@@ -425,14 +435,6 @@ def _may_be_template(value: Any) -> bool:
     return isinstance(value, str) and ("{{" in value or "{%" in value)
 
 
-def _contains_template(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_contains_template(inner) for inner in value.values())
-    if isinstance(value, list | tuple):
-        return any(_contains_template(inner) for inner in value)
-    return _may_be_template(value)
-
-
 def _plain(value: Any) -> Any:
     """The value without ansible's tags: plain dict, list, str, int, float, bool or None."""
     if value is None or isinstance(value, bool):
@@ -460,18 +462,16 @@ class _Said:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
-        self.failures: list[BaseException] = []
+        self.failures: list[tuple[str, BaseException]] = []
 
 
-def _best_reasons(reasons: Sequence[BaseException]) -> list[BaseException]:
-    """Every plugin that tried a file gives a reason; the ones with a line are about the file's content."""
-    placed = [
-        reason
-        for reason in reasons
-        if _AnsibleOrigin is not None
-        and getattr(_AnsibleOrigin.get_tag(getattr(reason, "obj", None)), "line_num", None)
-    ]
-    return placed[:1] or list(reasons[-1:])
+def _best_reasons(failures: Sequence[tuple[str, BaseException]]) -> list[BaseException]:
+    """Every plugin that tries a file gives a reason; the one that knows the file's form is worth telling."""
+    for plugin in ("'script'", "'yaml'", "'toml'"):
+        named = [error for message, error in failures if plugin in message]
+        if named:
+            return named[:1]
+    return [error for _message, error in failures[-1:]]
 
 
 @contextmanager
@@ -485,7 +485,7 @@ def _captured() -> Iterator[_Said]:
         said.warnings.append(" ".join(str(msg).split()))
 
     def failure(msg: str | None, exception: BaseException, **_kwargs: Any) -> None:
-        said.failures.append(exception)
+        said.failures.append((str(msg), exception))
 
     saved: dict[str, Callable[..., Any]] = {}
     for name, replacement in (("warning", warning), ("error_as_warning", failure)):

@@ -12,12 +12,18 @@ from pathlib import Path
 
 import yaml
 
+from myriad.fleet import names
 from myriad.fleet.problems import Origin, Problem
 from myriad.fleet.schema import dotted
 from myriad.fleet.source import KeyPath
 
 _VAULT_HEADER = b"$ANSIBLE_VAULT"
 _MERGE_KEY = "<<"
+_GROUP_PARTS = {
+    "hosts": "for example hosts: {gpu1: {}}",
+    "children": "for example children: {rack1: {}}",
+    "vars": "for example vars: {name: value}",
+}
 
 
 @dataclass(slots=True)
@@ -32,6 +38,10 @@ class Definitions:
     hosts: dict[str, Origin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: bool = False
+
+    def report(self, rule: str, message: str, *, key: str, origin: Origin) -> None:
+        """Note one error."""
+        self.problems.append(Problem(rule, message, key=key, origin=origin))
 
 
 def is_vault_file(path: Path) -> bool:
@@ -53,7 +63,8 @@ def parse(path: Path, shown: str, problems: list[Problem]) -> yaml.Node | None:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         what = error.problem or "cannot be parsed"
-        around = f" ({error.context})" if error.context else ""
+        begin = f" that begins on line {error.context_mark.line + 1}" if error.context_mark else ""
+        around = f" ({error.context}{begin})" if error.context else ""
         problems.append(
             Problem(
                 "yaml-syntax", f"is not valid YAML: {what}{around}", key=_line_key(line), origin=Origin(shown, line)
@@ -81,7 +92,7 @@ def scan_variables(path: Path, shown: str, prefix: KeyPath = ()) -> tuple[list[P
     if not isinstance(node, yaml.MappingNode):
         problems.append(
             Problem(
-                "shape",
+                "file-shape",
                 "is not a mapping; a variables file holds lines `name: value`",
                 key="the file",
                 origin=Origin(shown, node.start_mark.line + 1),
@@ -101,9 +112,21 @@ def scan_inventory(path: Path, shown: str, expand: Callable[[str], list[str]], f
         expand: gives the hosts of a pattern with ranges.
         found: gets what was found.
     """
+    before = len(found.problems)
     node = parse(path, shown, found.problems)
     if node is None:
-        found.broken = found.broken or any(problem.rule == "yaml-syntax" for problem in found.problems)
+        found.broken = found.broken or len(found.problems) > before
+        return
+    if not isinstance(node, yaml.MappingNode):
+        found.broken = True
+        found.problems.append(
+            Problem(
+                "file-shape",
+                "is not an inventory: it holds no mapping of groups; begin with `all:` and its children",
+                key="the file",
+                origin=Origin(shown, node.start_mark.line + 1),
+            )
+        )
         return
     for name, group in _pairs(node):
         _scan_group(name, group, shown, expand, found)
@@ -120,13 +143,32 @@ def _scan_group(
         found.groups[title] = here
     found.problems += _doubled_here(group, shown, (f"group {title}",))
     for key, value in _pairs(group):
-        if key.value == "children":
+        part = str(key.value)
+        if part not in _GROUP_PARTS:
+            found.broken = True
+            best = names.closest(part, _GROUP_PARTS)
+            offer = f'; did you mean "{best}"?' if best else ""
+            found.report(
+                "group-part",
+                f'has a part "{part}", which Ansible would skip{offer} (allowed: hosts, children, vars)',
+                key=f"group {title}",
+                origin=Origin(shown, key.start_mark.line + 1),
+            )
+        elif isinstance(value, yaml.SequenceNode):
+            found.broken = True
+            found.report(
+                "file-shape",
+                f"lists its {part} with [ ] or dashes; write a mapping, {_GROUP_PARTS[part]}",
+                key=f"group {title}",
+                origin=Origin(shown, value.start_mark.line + 1),
+            )
+        elif part == "children":
             found.problems += _doubled_here(value, shown, (f"group {title}", "children"))
             for child_name, child in _pairs(value):
                 _scan_group(child_name, child, shown, expand, found)
-        elif key.value == "hosts":
+        elif part == "hosts":
             _scan_hosts(title, value, shown, expand, found)
-        elif key.value == "vars":
+        else:
             found.problems += _doubled_keys(value, shown, (f"group {title}", "vars"))
 
 

@@ -82,8 +82,7 @@ def verdict(checked: Checked, elapsed_s: float) -> str:
     wrong, doubtful = len(checked.errors), len(checked.warnings)
     tail = f", {doubtful} warning{_s(doubtful)}" if doubtful else ""
     if wrong:
-        unread = any(problem.rule in _UNREAD_RULES for problem in checked.errors)
-        rest = " What could not be read was not checked." if unread else ""
+        rest = "" if checked.complete else " What depends on the unread part was not checked."
         return f"{wrong} error{_s(wrong)}{tail}, nothing was touched.{rest}"
     fleet = checked.fleet
     pools = ", ".join(f"{name} {gpus:,}" for name, gpus in fleet.capacity.items())
@@ -94,9 +93,6 @@ def verdict(checked: Checked, elapsed_s: float) -> str:
         f"({pools}), "
         f"{len(fleet.teams)} team{_s(len(fleet.teams))}: valid{tail} ({elapsed_s:.1f} s)"
     )
-
-
-_UNREAD_RULES = {"yaml-syntax", "inventory-missing", "inventory-unreadable", "template", "shape"}
 
 
 def _s(count: int) -> str:

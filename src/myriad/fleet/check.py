@@ -27,10 +27,12 @@ class Checked:
     Attributes:
         fleet: the description. Where there are errors it lacks what was refused, and nothing may be built from it.
         problems: all problems, folded and ordered by file.
+        complete: False where something could not be read; then only single values were checked.
     """
 
     fleet: model.Fleet
     problems: tuple[Problem, ...]
+    complete: bool = True
 
     @property
     def errors(self) -> list[Problem]:
@@ -52,7 +54,7 @@ def check(raw: RawInventory) -> Checked:
     parts = read_parts(raw)
     problems = list(raw.problems) + parts.problems
     if not raw.complete:
-        return Checked(fleet=model.Fleet(), problems=tuple(fold(problems)))
+        return Checked(fleet=model.Fleet(), problems=tuple(fold(problems)), complete=False)
     problems += _check_variable_names(raw)
     problems += _check_groups(raw, parts)
     hosts = _Hosts(raw, parts)
@@ -67,7 +69,11 @@ def check(raw: RawInventory) -> Checked:
         preemption=parts.preemption,
         images=parts.images,
     )
-    problems += check_shares(fleet, raw)
+    shares = check_shares(fleet, raw)
+    if errors([*problems, *shares]):
+        # Quotas that were refused count as nothing here: what is left over says nothing yet.
+        shares = [problem for problem in shares if problem.rule != "capacity-unowned"]
+    problems += shares
     return Checked(fleet=fleet, problems=tuple(fold(problems)))
 
 
@@ -77,7 +83,7 @@ def _check_variable_names(raw: RawInventory) -> Iterable[Problem]:
         if name not in known:
             yield Problem(
                 "unknown-variable",
-                f"is not a variable of the description{names.did_you_mean(name, model.DESCRIPTION_VARIABLES)}",
+                f"is not a variable of the description{_variable_meant(name, model.DESCRIPTION_VARIABLES)}",
                 key=name,
                 origin=raw.origin_of((name,)),
             )
@@ -97,7 +103,7 @@ def _check_variable_names(raw: RawInventory) -> Iterable[Problem]:
             elif name.startswith("myriad_") and name not in known:
                 yield Problem(
                     "unknown-variable",
-                    f"(group {group.name}) is not a variable of the description{names.did_you_mean(name, known)}",
+                    f"(group {group.name}) is not a variable of the description{_variable_meant(name, known)}",
                     key=name,
                     origin=origin,
                 )
@@ -114,11 +120,18 @@ def _check_variable_names(raw: RawInventory) -> Iterable[Problem]:
             elif name.startswith("myriad_") and name not in known:
                 yield Problem(
                     "unknown-variable",
-                    f"sets {name}, which is not a variable of a host{names.did_you_mean(name, known)}",
+                    f"sets {name}, which is not a variable of a host{_variable_meant(name, known)}",
                     hosts=(host.name,),
                     key=name,
                     origin=host.origins.get(name),
                 )
+
+
+def _variable_meant(name: str, known: Iterable[str]) -> str:
+    """As `did_you_mean`, but the common prefix makes no two names alike."""
+    prefix = "myriad_"
+    best = names.closest(name.removeprefix(prefix), [other.removeprefix(prefix) for other in known])
+    return f'; did you mean "{prefix}{best}"?' if best else f"; known: {names.listing(known)}"
 
 
 def _check_groups(raw: RawInventory, parts: Parts) -> Iterable[Problem]:
@@ -142,14 +155,16 @@ def _check_groups(raw: RawInventory, parts: Parts) -> Iterable[Problem]:
         )
     below_pools = _descendants(raw, [name for name in raw.groups if name.startswith("pool_")])
     below_gpu_nodes = _descendants(raw, ["gpu_nodes"])
+    placed = {host for name, hosts in members.items() if _has_role(name) for host in hosts}
     for name, group in raw.groups.items():
         if name in {"all", "ungrouped", *ROLE_GROUPS}:
             continue
         if name.startswith("pool_"):
-            yield from _check_pool_group(group, parts, members.get(name, set()), inside=name in below_gpu_nodes)
+            inside = name in below_gpu_nodes or "gpu_nodes" not in raw.groups
+            yield from _check_pool_group(group, parts, members.get(name, set()), inside=inside)
             continue
         meant = names.closest(name, ROLE_GROUPS, cutoff=0.75)
-        if meant is not None and not members.get(meant, set()) - members.get(name, set()):
+        if meant is not None and (not members.get(meant) or not members.get(name, set()) <= placed):
             yield Problem(
                 "unknown-group",
                 f'is not a group that Myriad knows; did you mean "{meant}"?',
@@ -209,6 +224,10 @@ def _check_pools_have_hosts(raw: RawInventory, parts: Parts, members: Mapping[st
         )
 
 
+def _has_role(group: str) -> bool:
+    return group in ROLE_GROUPS or group.startswith("pool_")
+
+
 def _members(raw: RawInventory) -> dict[str, set[str]]:
     members: dict[str, set[str]] = {}
     for host in raw.hosts.values():
@@ -241,7 +260,7 @@ class _Hosts:
     def check(self) -> list[Problem]:
         unused: list[RawHost] = []
         for host in self.raw.hosts.values():
-            if host.groups.isdisjoint(ROLE_GROUPS) and not any(group.startswith("pool_") for group in host.groups):
+            if not any(_has_role(group) for group in host.groups):
                 if not self._has_misspelled_group(host):
                     unused.append(host)
                 continue
@@ -253,7 +272,7 @@ class _Hosts:
             self.report(
                 host,
                 "unused-host",
-                "is in none of the groups control_plane, gpu_nodes and registry: Myriad leaves it alone",
+                "in none of the groups control_plane, gpu_nodes and registry: left alone by Myriad",
                 severity_is_warning=True,
             )
         self.check_twins()
@@ -309,7 +328,7 @@ class _Hosts:
             self.report(
                 host,
                 "no-pool",
-                f"is in gpu_nodes but in no pool; list it in one of {self._pool_groups()} below gpu_nodes",
+                f"in gpu_nodes but in no pool; list it in a group of a pool below gpu_nodes ({self._pool_groups()})",
             )
         return model.pool_of_group(groups[0], self.parts.pools) if groups else None
 
@@ -333,7 +352,7 @@ class _Hosts:
         wanted = "/".join(self.levels)
         value = host.variables.get("myriad_location")
         if value is None:
-            self.report(host, "location-missing", f"has no myriad_location; write its place as {wanted}")
+            self.report(host, "location-missing", f"myriad_location is missing; write the place as {wanted}")
             return ()
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
@@ -341,7 +360,7 @@ class _Hosts:
             self.report(
                 host,
                 "location",
-                f"myriad_location is {names.show(value)}; write its place as the text {wanted}",
+                f"myriad_location is {names.show(value)}; write the place as the text {wanted}",
                 variable="myriad_location",
             )
             return ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from myriad.fleet import model, names
 from myriad.fleet.labels import hypernode_name
@@ -22,6 +23,7 @@ class _Shares:
         self.raw = raw
         # A section that could not even be read is reported once; what refers to it would only repeat that.
         self.pools_unread = bool(raw.variables.get("myriad_pools")) and not fleet.pools
+        self.cohorts_unread = bool(raw.variables.get("myriad_cohorts")) and not fleet.cohorts
 
     def problem(self, path: KeyPath, rule: str, message: str, severity: Severity = "error") -> Problem:
         return Problem(rule, message, severity, key=dotted(path), origin=self.raw.origin_of(path))
@@ -37,6 +39,11 @@ class _Shares:
         yield from self.images()
         yield from self.object_names()
 
+    def given(self, team: str) -> Mapping[str, Any]:
+        """What was written for a team, refused values included: a wrong quota is not a missing one."""
+        value = self.raw.variables["myriad_teams"][team]
+        return value if isinstance(value, Mapping) else {}
+
     def sections(self) -> Iterator[Problem]:
         variables = self.raw.variables
         if not variables.get("myriad_pools"):
@@ -51,7 +58,7 @@ class _Shares:
     def team(self, name: str) -> Iterator[Problem]:
         team = self.fleet.teams[name]
         at: KeyPath = ("myriad_teams", name)
-        given = (self.raw.variables.get("myriad_teams") or {}).get(name) or {}
+        given = self.given(name)
         if not given.get("namespaces"):
             yield self.problem(
                 at, "team-without-namespace", f"has no namespace; add one, for example namespaces: [{name}]"
@@ -71,8 +78,8 @@ class _Shares:
     def sharing(self, name: str) -> Iterator[Problem]:
         team = self.fleet.teams[name]
         at: KeyPath = ("myriad_teams", name)
-        given = (self.raw.variables.get("myriad_teams") or {}).get(name) or {}
-        if team.cohort is not None and team.cohort not in self.fleet.cohorts:
+        given = self.given(name)
+        if team.cohort is not None and team.cohort not in self.fleet.cohorts and not self.cohorts_unread:
             yield self.problem(
                 (*at, "cohort"),
                 "unknown-cohort",
@@ -183,7 +190,7 @@ class _Shares:
                 yield Problem(
                     "quota-above-capacity",
                     f"the quotas of pool {pool} add up to {total} GPUs ({said}), but its "
-                    f"{len(self.fleet.hosts_by_pool[pool])} hosts have {capacity}: "
+                    f"{_hosts_have(len(self.fleet.hosts_by_pool[pool]))} {capacity}: "
                     f"{total - capacity} of them cannot be honoured at the same time",
                     "warning",
                     key=dotted(path),
@@ -268,3 +275,7 @@ class _Shares:
                             hosts=(host.name,),
                             origin=self.raw.hosts[host.name].origins.get("myriad_location"),
                         )
+
+
+def _hosts_have(count: int) -> str:
+    return "1 host has" if count == 1 else f"{count} hosts have"

@@ -47,6 +47,8 @@ def _whole(what: str, *, low: int, high: int) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         if isinstance(value, str) and value.strip().lstrip("-").isdigit():
             raise _refuse(f"is the text {names.show(value)}; write the number without quotes")
+        if isinstance(value, float):
+            raise _refuse(f"is {names.show(value)}; {what}, in whole numbers")
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise _refuse(f"is {names.show(value)}; {what}")
         return int(value)
@@ -70,7 +72,7 @@ def _one_of(*allowed: str) -> Callable[[Any], Any]:
         if value not in allowed or isinstance(value, bool):
             best = names.closest(value, allowed) if isinstance(value, str) else None
             offer = f'; did you mean "{best}"?' if best else ""
-            raise _refuse(f"is {names.show(value)}; allowed: {' or '.join(allowed)}{offer}")
+            raise _refuse(f"is {names.show(value)}; allowed: {', '.join(allowed[:-1])} or {allowed[-1]}{offer}")
         return value
 
     return check
@@ -99,12 +101,13 @@ def _empty_mapping(value: Any) -> Any:
     return {} if value is None else value
 
 
-def _items(what: str) -> Callable[[Any], Any]:
+def _items(what: str, default: str = "[a, b]") -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if value is None:
             return ()
-        if isinstance(value, str) or not isinstance(value, list | tuple):
-            raise _refuse(f"is {names.show(value)}; write a list of {what}, for example [a, b]")
+        if not isinstance(value, list | tuple):
+            example = f"[{value}]" if isinstance(value, str) and "/" not in value else default
+            raise _refuse(f"is {names.show(value)}; write a list of {what}, for example {example}")
         return tuple(value)
 
     return check
@@ -152,6 +155,12 @@ def _level_fault(value: Any) -> str | None:
     return fault
 
 
+def _warm_items(value: Any) -> Any:
+    if value is not None and not isinstance(value, list | tuple):
+        raise _refuse(f"is {names.show(value)}; write a list, for example [{{image: gang-check, pools: [h100]}}]")
+    return tuple(value or ())
+
+
 Name = Annotated[str, BeforeValidator(_faultless(names.dns_label_fault))]
 Level = Annotated[str, BeforeValidator(_faultless(_level_fault))]
 Namespace = Annotated[str, BeforeValidator(_faultless(_namespace_fault))]
@@ -164,8 +173,8 @@ Priority = Annotated[
     int,
     BeforeValidator(
         _whole(
-            f"a priority is a whole number from 0 to {MAX_PRIORITY} (below 0 it would rank behind pods without a "
-            "class, above belongs to Kubernetes)",
+            f"a priority is from 0 (below it ranks behind pods without a class) to {MAX_PRIORITY} "
+            "(above belongs to Kubernetes)",
             low=0,
             high=MAX_PRIORITY,
         )
@@ -174,6 +183,7 @@ Priority = Annotated[
 Seconds = Annotated[
     int, BeforeValidator(_whole("seconds are a whole number from 0 to 604800 (a week)", low=0, high=604800))
 ]
+Levels = Annotated[tuple[Level, ...], BeforeValidator(_items("level names, outermost first", "[room, block, rack]"))]
 Use = Literal["training", "inference"]
 Engine = Literal["kueue", "volcano"]
 Period = Literal["day", "week", "month", "quarter", "year"]
@@ -188,9 +198,7 @@ class Cluster(_Part):
     """The cluster itself: its name and the levels of its places, outermost first."""
 
     name: Name = "cluster"
-    topology_levels: Annotated[tuple[Level, ...], BeforeValidator(_items("level names, outermost first"))] = Field(
-        default=("room", "block", "rack"), min_length=1, max_length=15
-    )
+    topology_levels: Levels = Field(default=("room", "block", "rack"), min_length=1, max_length=15)
 
 
 class Pool(_Part):
@@ -278,7 +286,7 @@ class WarmImage(_Part):
 class Images(_Part):
     """Images and where they are kept warm."""
 
-    warm: Annotated[tuple[WarmImage, ...], BeforeValidator(_items("{image: NAME, pools: [POOL]}"))] = ()
+    warm: Annotated[tuple[WarmImage, ...], BeforeValidator(_warm_items)] = ()
 
 
 class Host(_Part):

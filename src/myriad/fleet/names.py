@@ -78,13 +78,19 @@ def zero_padding_key(name: str) -> str:
 
 
 def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known word that was probably meant, or None. Case and `_`/`-` do not count."""
-    plain = {re.sub(r"[-_ ]", "", name.lower()): name for name in known}
+    """The known word that was probably meant, or None. Case, `_` and `-` do not count; another digit makes another."""
     wanted = re.sub(r"[-_ ]", "", word.lower())
+    plain = {re.sub(r"[-_ ]", "", name.lower()): name for name in known}
+    # h200 is another thing than h100, not a slip of the finger.
+    plain = {text: name for text, name in plain.items() if text == wanted or not _differs_in_digits(text, wanted)}
     if wanted in plain:
         return plain[wanted]
     found = difflib.get_close_matches(wanted, list(plain), n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
+
+
+def _differs_in_digits(one: str, other: str) -> bool:
+    return len(one) == len(other) and re.sub(r"\d", "0", one) == re.sub(r"\d", "0", other)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

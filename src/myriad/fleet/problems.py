@@ -95,7 +95,7 @@ def fold(problems: Iterable[Problem]) -> list[Problem]:
 def _order(problem: Problem) -> tuple[Any, ...]:
     origin = problem.origin
     return (
-        origin.file if origin else "",
+        (origin.file.count("/"), origin.file) if origin else (0, ""),
         (origin.line or 0) if origin else 0,
         problem.key or "",
         natural(problem.hosts[0]) if problem.hosts else (),

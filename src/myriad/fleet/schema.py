@@ -63,6 +63,17 @@ def read_parts(raw: RawInventory) -> Parts:
     return parts
 
 
+_EXAMPLES = {
+    "myriad_cluster": "{name: prod}",
+    "myriad_pools": "{h100: {model: H100-SXM5-80GB}}",
+    "myriad_teams": "{vision: {namespaces: [vision], quota: {h100: 8}}}",
+    "myriad_cohorts": "{research: {}}",
+    "myriad_priorities": "{urgent: 1000, normal: 500}",
+    "myriad_preemption": "{grace_s: 300}",
+    "myriad_images": "{warm: [{image: gang-check}]}",
+}
+
+
 class _Reader:
     def __init__(self, raw: RawInventory, problems: list[Problem]) -> None:
         self.raw = raw
@@ -76,7 +87,9 @@ class _Reader:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            self.report((variable,), "shape", f"is {names.show(value)}; it is a mapping of keys to values")
+            self.report(
+                (variable,), "shape", f"is {names.show(value)}; it is a mapping, for example {_EXAMPLES[variable]}"
+            )
             return {}
         return {key: copy.deepcopy(inner) for key, inner in value.items()}
 
