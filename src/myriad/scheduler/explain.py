@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from myriad.scheduler.model import Gang, Outcome, Plan, Refusal, place
+from myriad.scheduler.model import Gang, Outcome, Plan, Refusal, gpus_words, place
 
 State = Literal[
     "never", "quota", "placement", "check", "gated", "not_reached", "starting", "running", "finished", "held", "fits",
-    "external",
+    "queue", "external",
 ]  # fmt: skip
 
 
@@ -34,6 +34,7 @@ class Holder:
     """A running job that holds what the waiting one needs.
 
     ``ends_in_s``: seconds until its limit ends it, None = it has no limit. ``uids``: its pods, for what-if.
+    ``terminating``: its pods are stopping but still hold their GPUs.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Holder:
     ends_in_s: float | None = None
     borrowed_gpus: int = 0
     uids: tuple[str, ...] = ()
+    terminating: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class JobFacts:
     conditions: tuple[Condition, ...] = ()
     evaluated: bool = True
     """Whether Kueue has looked at it since it came or changed; False = "not yet reached", not "refused"."""
+    unschedulable: str = ""
+    """What the pod scheduler says of an admitted gang's pod that it cannot place (condition PodScheduled)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,9 @@ class Answer:
         }
 
 
+SILENCE_S = 120.0
+"""A workload that Kueue has not looked at for so long is reported as a fault of the system (kueue#2391)."""
+
 LOOKED_AT = ("events", "Workload", "admission checks", "quota", "placement", "nodes")
 
 
@@ -179,6 +186,7 @@ def why(
     holders: Sequence[Holder] = (),
     after: Holder | None = None,
     eta: Eta | None = None,
+    gpu_name: str = "",
     looked_at: Sequence[str] = LOOKED_AT,
 ) -> Answer:
     """The first failing cause and everything a user needs to judge it.
@@ -190,9 +198,12 @@ def why(
         holders: running jobs on the nodes that it could use, any order.
         after: the running job whose end makes room (`placement.first_end_that_fits`).
         eta: an estimate, where there is one.
+        gpu_name: what to call the GPUs (`placement.gpu_name_of`); "" = as the refusal calls them, else GPUs.
         looked_at: what was looked at, for the last line.
     """
-    return _Explainer(facts, quota, placement, holders, after, eta, tuple(looked_at)).answer()
+    if not gpu_name:
+        gpu_name = str(placement.numbers.get("gpu_name", "")) if isinstance(placement, Refusal) else ""
+    return _Explainer(facts, quota, placement, holders, after, eta, gpu_name or "GPUs", tuple(looked_at)).answer()
 
 
 class _Explainer:
@@ -204,10 +215,12 @@ class _Explainer:
         holders: Sequence[Holder],
         after: Holder | None,
         eta: Eta | None,
+        gpu_name: str,
         looked_at: tuple[str, ...],
     ) -> None:
         self.facts, self.quota, self.placement = facts, quota, placement
-        self.holders, self.after, self.eta, self.looked_at = holders, after, eta, looked_at
+        self.holders, self.after, self.eta = holders, after, eta
+        self.gpu_name, self.looked_at = gpu_name, looked_at
         self.lines: list[tuple[str, str]] = []
         self.unblocks: list[str] = []
         self.numbers: dict[str, Any] = {"gpus": facts.gang.gpus, "pods": facts.gang.pods}
@@ -282,13 +295,12 @@ class _Explainer:
         elif f.pending_checks:
             cause = self._check_line()
             state = "check"
+        elif not f.evaluated and not f.quota_reserved:
+            cause = self._not_reached_line()
+            state = "not_reached"
         elif q is not None and q.position > 1 and not f.quota_reserved:
             cause = f"{ordinal(q.position)} of {max(q.queue_length, q.position)} in the queue of {q.team}"
-            state = "quota"
-        elif not f.evaluated:
-            cause = "not yet reached: Kueue has not looked at it since it came; nothing is known against it"
-            self.lines.append(("queue", cause))
-            state = "not_reached"
+            state = "queue"
         elif isinstance(self.placement, Plan):
             cause = f"fits now: {self.placement.reason}"
             self.lines.append(("placement", cause))
@@ -298,7 +310,11 @@ class _Explainer:
             self.lines.append(("kueue", cause))
             state = "external"
         if f.evicted:
-            self.lines.append(("evicted", _message(f.conditions, "Evicted") or "it was evicted and is queued again"))
+            # Whoever was preempted asks for that first, whatever the job waits for now (armada#4839).
+            preempted = _message(f.conditions, "Preempted")
+            text = preempted or _message(f.conditions, "Evicted") or "it was evicted and is queued again"
+            self.lines.insert(0, ("preempted" if preempted else "evicted", text))
+            cause = f"{'preempted' if preempted else 'evicted'} ({text.rstrip('.')}); now: {cause}"
         self._queue_line()
         self._eta_line()
         return self._close(state, cause)
@@ -315,12 +331,29 @@ class _Explainer:
             self.lines.append(("cause", f.problems[0]))
             return self._close("external", f.problems[0], waiting=False)
         cause = f"admitted {duration(f.admitted_s)} ago, {f.pods_ready} of {f.pods_expected} pods ready"
-        if isinstance(self.placement, Refusal) and not f.nodes:
-            cause = f"admitted, not placeable: {self.placement.sentence}"
+        if f.unschedulable:
+            said = " ".join(f.unschedulable.split())
+            cause = f"admitted {duration(f.admitted_s)} ago, not placeable: the pod scheduler says: {said}"
+        elif isinstance(self.placement, Refusal) and not f.nodes:
+            cause = f"admitted {duration(f.admitted_s)} ago, not placeable: {self.placement.sentence}"
         self.lines.append(("start", cause))
         return self._close("starting", cause, waiting=False)
 
     # -- lines ---------------------------------------------------------------------------------------------------
+
+    def _not_reached_line(self) -> str:
+        f, q = self.facts, self.quota
+        cause = "not yet reached: Kueue has not looked at it since it came or changed; nothing is known against it"
+        if q is not None and q.position > 1:
+            cause += f"; {q.position - 1} ahead of it"
+        self.lines.append(("queue", cause))
+        if f.waiting_s > SILENCE_S:
+            self.lines.append(("alarm", f"{duration(f.waiting_s)} without a word is itself a fault"))
+            self.unblocks.append(
+                "look at Kueue: kubectl -n kueue-system get pods, "
+                "kubectl -n kueue-system logs deploy/kueue-controller-manager"
+            )
+        return cause
 
     def _quota_line(self) -> str:
         q = self.quota
@@ -333,32 +366,35 @@ class _Explainer:
         if q.borrow_limit is None or q.borrow_limit > 0:
             numbers += f"; {q.cohort_free} to borrow now"
         place_in_queue = f"; {ordinal(q.position)} in the queue" if q.position else ""
-        cause = f"waits for quota: needs {self.facts.gang.gpus} GPUs, {numbers}{place_in_queue}"
+        asked = self.facts.gang.gpus
+        cause = f"waits for quota: needs {gpus_words(asked, self.gpu_name)}, {numbers}{place_in_queue}"
         self.lines.append(("quota", cause))
+        if q.lent and asked <= q.nominal - q.used:
+            self.unblocks.append(f"Kueue reclaims what {q.team} has lent ({gpus_words(q.lent, self.gpu_name)})")
         holders = by_end(q.holders)
         if holders:
-            self.lines.append(("held by", holders_words(holders)))
+            self.lines.append(("held by", holders_words(holders, self.gpu_name)))
             freed, first = q.left, []
             for h in holders:
                 freed += h.gpus
                 first.append(h)
-                if freed >= self.facts.gang.gpus:
+                if freed >= asked:
                     break
-            if freed >= self.facts.gang.gpus:
-                self.unblocks.append(
-                    ("job " if len(first) == 1 else "jobs ") + " and ".join(_holder_words(h) for h in first[:3])
-                )
+            if freed >= asked:
+                named = " and ".join(_holder_words(h, self.gpu_name) for h in first[:3])
+                rest = f" and {len(first) - 3} more" if len(first) > 3 else ""
+                self.unblocks.append(f"{'job' if len(first) == 1 else 'jobs'} {named}{rest}")
         return cause
 
     def _placement_lines(self, refusal: Refusal) -> str:
         self.numbers.update(refusal.numbers)
         self.lines.append(("placement", "\n".join([refusal.sentence, *refusal.details])))
         if self.after is not None:
-            self.unblocks.append(f"job {_holder_words(self.after)}")
+            self.unblocks.append(f"job {_holder_words(self.after, self.gpu_name)}")
         else:
             holders = by_end(self.holders)
             if holders:
-                self.lines.append(("held by", holders_words(holders)))
+                self.lines.append(("held by", holders_words(holders, self.gpu_name)))
         self.unblocks.extend(refusal.unblocks)
         return refusal.sentence
 
@@ -378,12 +414,14 @@ class _Explainer:
         text = f"{ordinal(q.position)} of {max(q.queue_length, q.position)} in {q.team}"
         if q.ahead:
             names = ", ".join(
-                f"{a.name} ({a.gpus} GPUs{', ' + a.owner if a.owner else ''})" if k == 0 else f"{a.name} ({a.gpus})"
-                for k, a in enumerate(q.ahead[:5])
+                f"{a.name} ({gpus_words(a.gpus, self.gpu_name)}{', ' + a.owner if a.owner else ''})"
+                for a in q.ahead[:5]
             )
             more = f" and {len(q.ahead) - 5} more" if len(q.ahead) > 5 else ""
-            gpus, pods = sum(a.gpus for a in q.ahead), sum(a.pods for a in q.ahead)
-            text += f"; ahead: {names}{more}; {gpus} GPUs in {pods} pods" if pods else f"; ahead: {names}{more}"
+            pods = sum(a.pods for a in q.ahead)
+            total = gpus_words(sum(a.gpus for a in q.ahead), self.gpu_name)
+            in_all = f"; {total} in {pods} {'pod' if pods == 1 else 'pods'} ahead in all" if pods else ""
+            text += f"; ahead: {names}{more}{in_all}"
         self.numbers.update(position=q.position, queue_length=q.queue_length, gpus_ahead=sum(a.gpus for a in q.ahead))
         self.lines.append(("queue", text))
 
@@ -405,8 +443,9 @@ class _Explainer:
         if self.unblocks:
             self.lines.insert(self._after_cause(), ("unblocks", ", or ".join(self.unblocks)))
         if waiting and self.looked_at:
-            self.lines.append(("looked at", ", ".join(self.looked_at) + ": nothing else blocks"))
-        about = [f.gang.team or f.gang.namespace, f.gang.size()]
+            clear = ": nothing else blocks" if state in ("quota", "placement", "check", "queue", "fits") else ""
+            self.lines.append(("looked at", ", ".join(self.looked_at) + clear))
+        about = [f.gang.team or f.gang.namespace, f.gang.size(self.gpu_name) if f.gang.podsets else ""]
         if waiting:
             about.append("can never run" if state == "never" else f"waiting {duration(f.waiting_s)}")
         else:
@@ -418,7 +457,10 @@ class _Explainer:
         )
 
     def _after_cause(self) -> int:
-        heads = ("quota", "placement", "held by", "check", "never", "state", "gate", "cause", "nodes")
+        heads = (
+            "quota", "placement", "held by", "check", "never", "state", "gate", "cause", "nodes", "preempted",
+            "evicted", "alarm",
+        )  # fmt: skip
         k = 0
         while k < len(self.lines) and self.lines[k][0] in heads:
             k += 1
@@ -450,21 +492,24 @@ def duration(seconds: float) -> str:
 
 
 def by_end(holders: Iterable[Holder]) -> list[Holder]:
-    """Holders in the order in which they let go: by limit (those without one last), then the larger first."""
-    return sorted(holders, key=lambda h: (h.ends_in_s is None, h.ends_in_s or 0.0, -h.gpus, h.name))
+    """Holders in the order in which they let go: stopping ones, by limit, those without one; the larger first."""
+    return sorted(holders, key=lambda h: (not h.terminating, h.ends_in_s is None, h.ends_in_s or 0.0, -h.gpus, h.name))
 
 
-def holders_words(holders: Sequence[Holder]) -> str:
+def holders_words(holders: Sequence[Holder], gpu_name: str = "GPUs") -> str:
     """The first five holders with team, GPUs and end."""
-    words = ", ".join(_holder_words(h) for h in holders[:5])
+    words = ", ".join(_holder_words(h, gpu_name) for h in holders[:5])
     rest = holders[5:]
-    return words + (f" and {len(rest)} more ({sum(h.gpus for h in rest)} GPUs)" if rest else "")
+    return words + (f" and {len(rest)} more ({gpus_words(sum(h.gpus for h in rest), gpu_name)})" if rest else "")
 
 
-def _holder_words(h: Holder) -> str:
+def _holder_words(h: Holder, gpu_name: str = "GPUs") -> str:
     about = [h.team] if h.team else []
-    about.append(f"{h.gpus} GPUs" + (f", {h.borrowed_gpus} of them borrowed" if h.borrowed_gpus else ""))
-    if h.ends_in_s is None:
+    borrowed = f", {h.borrowed_gpus} of them borrowed" if h.borrowed_gpus else ""
+    about.append(gpus_words(h.gpus, gpu_name) + borrowed)
+    if h.terminating:
+        about.append("stopping, holds them until its pods have ended")
+    elif h.ends_in_s is None:
         about.append("no time limit")
     else:
         about.append(f"ends by its limit in about {duration(h.ends_in_s)}")

@@ -106,6 +106,11 @@ def is_gpu_resource(name: str) -> bool:
     return name.endswith(("/gpu", "/gpus")) or "/mig-" in name
 
 
+def gpus_words(count: int, gpu_name: str = "GPUs") -> str:
+    """``1 GPU``, ``8 GPUs``, ``8 H100``."""
+    return "1 GPU" if count == 1 and gpu_name == "GPUs" else f"{count} {gpu_name}"
+
+
 def place(path: Sequence[str]) -> str:
     """A path as people read it: ``hall1/b1/r2``; ``the cluster`` for the empty path."""
     return "/".join(path) if path else "the cluster"
@@ -277,13 +282,14 @@ class Gang:
         """Pods of all podsets."""
         return sum(p.count for p in self.podsets)
 
-    def size(self) -> str:
-        """``8 pods x 8 GPUs``, podsets of different size joined by ``+``."""
+    def size(self, gpu_name: str = "GPUs") -> str:
+        """``8 pods x 8 GPUs`` (or the model's name), podsets of different size joined by ``+``."""
         parts = []
         for p in self.podsets:
             if p.count:
                 noun = "pod" if p.count == 1 else "pods"
-                parts.append(f"{p.count} {noun} x {p.gpus_per_pod} {'GPU' if p.gpus_per_pod == 1 else 'GPUs'}")
+                each = f" x {gpus_words(p.gpus_per_pod, gpu_name)}" if p.gpus_per_pod else " without GPUs"
+                parts.append(f"{p.count} {noun}{each}")
         return " + ".join(parts) or "0 pods"
 
 

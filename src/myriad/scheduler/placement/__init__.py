@@ -7,7 +7,7 @@ and `tier_of_assignment` answer what-if questions.
 """
 
 from myriad.scheduler.placement.planner import plan
-from myriad.scheduler.placement.refusal import fits_ever
+from myriad.scheduler.placement.refusal import fits_ever, gpu_name_of, numbers_of
 from myriad.scheduler.placement.tiers import tiers
 from myriad.scheduler.placement.views import (
     LargestGang,
@@ -22,6 +22,8 @@ __all__ = [
     "first_end_that_fits",
     "fits_ever",
     "fragmentation",
+    "gpu_name_of",
+    "numbers_of",
     "plan",
     "replacement_for",
     "tier_of_assignment",

@@ -38,6 +38,14 @@ def gpu_noun(snapshot: Snapshot, mask: BoolArray) -> str:
     return (models[0].split("-")[0] if len(models) == 1 else "") or "GPUs"
 
 
+def gpu_name_of(snapshot: Snapshot, gang: Gang) -> str:
+    """What to call the gang's GPUs: ``H100`` where every node it could use has that model, else ``GPUs``."""
+    masks = [snapshot.label_mask(p, gang.pool) for p in gang.podsets if p.gpus]
+    if not masks or not snapshot.nodes:
+        return "GPUs"
+    return gpu_noun(snapshot, np.logical_or.reduce(masks))
+
+
 def pool_of(gang: Gang, demand: Demand) -> str:
     """The pool that a demand is bound to, or ""."""
     return gang.pool or demand.spec.node_selector.get(POOL_LABEL, "")
@@ -252,6 +260,7 @@ def refuse(
         "largest_pods": largest,
         "gpus": worst.count * worst.gpus,
         "largest_gpus": largest * worst.gpus,
+        "gpu_name": noun,
     }
     if largest >= worst.count:
         numbers["together"] = True
