@@ -1,0 +1,145 @@
+"""Playbooks are lists of hosts and roles, every inventory parses, and no variable is misspelt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from myriad import docs
+
+ROOT = Path(__file__).parents[2]
+PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
+INVENTORIES = sorted(folder for folder in (ROOT / "inventories").iterdir() if folder.is_dir())
+ROLES = sorted(folder.name for folder in (ROOT / "roles").iterdir() if (folder / "tasks").is_dir())
+PLAY_KEYS = {
+    "name", "hosts", "gather_facts", "connection", "vars", "vars_files", "roles", "tasks", "pre_tasks", "post_tasks",
+    "serial", "any_errors_fatal", "max_fail_percentage", "order", "become", "environment", "tags", "strategy", "throttle",
+    "ignore_unreachable", "module_defaults",
+}  # fmt: skip
+#: What a playbook may do besides roles: choose hosts, look, assert, and record.
+PLAY_MODULES = re.compile(
+    r"ansible\.builtin\.(import_role|include_role|group_by|assert|add_host|meta)$|myriad\.gpu\.\w+$"
+)
+TASK_WORDS = {
+    "name", "register", "when", "changed_when", "failed_when", "vars", "run_once", "delegate_to", "check_mode", "tags",
+    "become", "no_log",
+}  # fmt: skip
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of this environment at the clone's root."""
+    program = Path(sys.executable).parent / command[0]
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default"}
+    return subprocess.run(
+        [str(program), *command[1:]],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def declared_variables() -> dict[str, set[str]]:
+    """Role to the variables of its spec."""
+    return {
+        role: set(
+            docs.load_yaml(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]["main"]["options"]
+        )
+        for role in ROLES
+    }
+
+
+def variable_names(value: Any) -> set[str]:
+    """Every key of a mapping and of the mappings inside it."""
+    if isinstance(value, dict):
+        return {str(key) for key in value}.union(*(variable_names(item) for item in value.values()))
+    if isinstance(value, list):
+        return set().union(*(variable_names(item) for item in value))
+    return set()
+
+
+@pytest.mark.parametrize("path", PLAYBOOKS, ids=relative)
+def test_a_playbook_is_a_list_of_hosts_and_roles(path: Path) -> None:
+    for play in yaml.safe_load(path.read_text()):
+        assert play.get("name"), "a play without a name"
+        if "ansible.builtin.import_playbook" in play:
+            continue
+        assert set(play) <= PLAY_KEYS, sorted(set(play) - PLAY_KEYS)
+        for part in ("tasks", "pre_tasks", "post_tasks"):
+            for task in play.get(part, []):
+                modules = [key for key in task if key not in TASK_WORDS]
+                assert len(modules) == 1, f"{path.name}: {task.get('name')}: {modules}"
+                assert PLAY_MODULES.match(modules[0]), (
+                    f"{path.name}: {task['name']} calls {modules[0]}: logic in a playbook"
+                )
+
+
+@pytest.mark.parametrize("path", PLAYBOOKS, ids=relative)
+def test_the_roles_of_a_playbook_exist(path: Path) -> None:
+    for play in yaml.safe_load(path.read_text()):
+        named = [item["role"] if isinstance(item, dict) else item for item in play.get("roles", [])]
+        for task in play.get("tasks", []):
+            for module in ("ansible.builtin.import_role", "ansible.builtin.include_role"):
+                if module in task:
+                    entry = task[module].get("tasks_from", "main")
+                    named.append(task[module]["name"])
+                    assert not entry.endswith(".yml"), f"{entry}: with the extension ansible skips the spec"
+        for name in named:
+            assert name.startswith("myriad.gpu."), f"{name} is no full name"
+            assert name.removeprefix("myriad.gpu.") in ROLES, f"{name} is no role"
+
+
+@pytest.mark.parametrize("path", PLAYBOOKS, ids=relative)
+def test_a_playbook_passes_the_syntax_check(path: Path) -> None:
+    done = run("ansible-playbook", str(path), "--syntax-check", "-i", "inventories/lab")
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_role_stands_in_the_site() -> None:
+    plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    named = {item["role"] if isinstance(item, dict) else item for play in plays for item in play.get("roles", [])}
+    assert {name.removeprefix("myriad.gpu.") for name in named} == set(ROLES)
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=relative)
+def test_an_inventory_parses_and_has_hosts(inventory: Path) -> None:
+    done = run("ansible-inventory", "-i", str(inventory), "--list", "--limit", "all")
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    assert json.loads(done.stdout)["_meta"]["hostvars"], "no host"
+
+
+def inventory_files() -> list[Path]:
+    return sorted(path for folder in INVENTORIES for path in folder.rglob("*.yml"))
+
+
+@pytest.mark.parametrize("path", [*inventory_files(), *PLAYBOOKS, *(ROOT / "molecule").rglob("*.yml")], ids=relative)
+def test_no_variable_of_a_role_is_misspelt(path: Path) -> None:
+    declared = declared_variables()
+    by_length = sorted(declared, key=len, reverse=True)
+    unknown = []
+    for name in variable_names(yaml.safe_load(path.read_text())):
+        role = next((role for role in by_length if name.startswith(f"{role}_")), None)
+        if role and name not in declared[role]:
+            unknown.append(f"{name} is no variable of {role}")
+    assert sorted(unknown) == []
+
+
+def test_a_misspelt_variable_would_be_found() -> None:
+    names = variable_names({"all": {"vars": {"kueue_replica": 1, "pools": [{"kueue_replicas": 2}]}}})
+    assert {"kueue_replica", "kueue_replicas"} <= names
+    assert "kueue_replica" not in declared_variables()["kueue"]
