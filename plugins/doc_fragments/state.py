@@ -22,7 +22,7 @@ options:
     type: path
     default: /
   run_id:
-    description: Names the run, to tell what a role still asks for from what it no longer does. Filled by the action plugin.
+    description: Names the run, to tell what a role still asks for from what it dropped. Filled by the action plugin.
     type: str
     default: ""
   predicted:

@@ -154,9 +154,7 @@ def package_versions(names, root="/"):
         *sorted(set(names)),
     ]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise SystemFault(
             "dpkg-query is not on this node; recorded packages can be looked at on Debian and Ubuntu only"

@@ -61,9 +61,7 @@ class UnitError(Exception):
 def systemctl(*words, root="/", check=True):
     command = ["systemctl", *(["--root=" + root] if root not in ("", "/") else []), *words]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise UnitError("systemctl is not on this node; Myriad's roles need systemd") from error
     if check and done.returncode != 0:

@@ -1,0 +1,114 @@
+"""Applies Kubernetes objects from the controller, in the worker itself: no module is shipped, no Python is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.module_utils.kube_options import ARGUMENTS
+
+if TYPE_CHECKING:
+    from myriad.kube.apply import Outcome
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
+        try:
+            from myriad.errors import MyriadError
+        except ImportError as error:
+            raise AnsibleActionFail(
+                f"The Python package myriad cannot be imported on the controller: {error}. "
+                "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
+            ) from error
+        try:
+            outcome = self._apply(args)
+        except MyriadError as error:
+            raise AnsibleActionFail(str(error)) from error
+        result.update(
+            changed=outcome.is_changed,
+            created=outcome.created,
+            # The key "changed" is ansible's own.
+            updated=outcome.changed,
+            unchanged=outcome.unchanged,
+            pruned=outcome.pruned,
+            kept=outcome.kept,
+            missing=outcome.missing,
+            notes=outcome.notes,
+            changed_items=[*outcome.created, *outcome.changed, *outcome.pruned],
+            diff=outcome.diff,
+        )
+        return result
+
+    def _apply(self, args: dict[str, Any]) -> Outcome:
+        from myriad.kube import apply as engine
+        from myriad.kube.client import ClusterUnreachableError, connect
+
+        check = bool(self._task.check_mode)
+        # Plain JSON types: values from templates carry tags of ansible that YAML dumpers do not know.
+        objects = json.loads(json.dumps(list(args["objects"])))
+        for manifest in args["manifests"]:
+            objects.extend(_documents(Path(manifest)))
+        options = engine.Options(
+            set_name=args["set"],
+            field_manager=args["field_manager"] or "",
+            prune=args["prune"],
+            prune_kinds=tuple(_kind(text) for text in args["prune_kinds"]),
+            protect=tuple(args["protect"]),
+            existing_only=args["existing_only"],
+            force_conflicts=args["force_conflicts"],
+            dry_run=check,
+            timeout_s=args["timeout_s"],
+        )
+        kubeconfig = args["kubeconfig"]
+        if check and kubeconfig and not Path(kubeconfig).exists():
+            return engine.predicted_without_cluster(objects, options, f"{kubeconfig} does not exist")
+        try:
+            api = connect(kubeconfig)
+            applier = engine.Applier(api, options, say=self._display.vv)
+            outcome = applier.apply(objects)
+        except ClusterUnreachableError as error:
+            if not check:
+                raise
+            return engine.predicted_without_cluster(objects, options, error.message)
+        if not check:
+            wait = args["wait"] or {}
+            conditions = [(key, None) for key in engine.workloads(objects)] if wait.get("workloads") else []
+            conditions += [
+                (engine.Identity(item["api_version"], item["kind"], item["namespace"], item["name"]), item["condition"])
+                for item in wait.get("conditions") or []
+            ]
+            if conditions:
+                applier.wait_for(conditions)
+            applier.wait_dry_run(json.loads(json.dumps(wait.get("dry_run") or [])))
+        return outcome
+
+
+def _kind(text: str) -> tuple[str, str]:
+    """``group/version/Kind`` or ``v1/Kind`` as (apiVersion, kind)."""
+    api_version, separator, kind = text.rpartition("/")
+    if not separator or not api_version:
+        raise AnsibleActionFail(f"prune_kinds: {text!r} must read as group/version/Kind or v1/Kind.")
+    return api_version, kind
+
+
+def _documents(path: Path) -> list[Any]:
+    """All documents of a YAML file."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        with path.open(encoding="utf-8") as stream:
+            return [document for document in yaml.load_all(stream, Loader=loader) if document]
+    except OSError as error:
+        raise AnsibleActionFail(f"The manifest {path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise AnsibleActionFail(f"The manifest {path} is not valid YAML: {error}") from error
