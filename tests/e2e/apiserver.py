@@ -1,0 +1,505 @@
+"""A real control plane as plain processes on loopback: etcd, kube-apiserver, controller manager, scheduler, Kueue and
+KWOK (which plays the kubelets). No containers, no root; up in about 15 s. It proves what the extension does against
+the real Kueue with its real webhooks, where a whole lab would take minutes.
+
+The programs are looked for in $MYRIAD_BIN, then on PATH; Kueue's chart in $MYRIAD_KUEUE_CHART and KWOK's stages in
+$MYRIAD_KWOK_STAGES (folders of their modules).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Json = dict[str, Any]
+
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue", "kwok", "kubectl", "helm")
+_STAGES = (
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat/node-heartbeat.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-delete.yaml",
+)
+
+
+def find(program: str) -> str | None:
+    """A program's path."""
+    folder = os.environ.get("MYRIAD_BIN")
+    if folder and (Path(folder) / program).exists():
+        return str(Path(folder) / program)
+    return shutil.which(program)
+
+
+def missing() -> list[str]:
+    """What is not there; empty = the control plane can be started."""
+    absent = [p for p in PROGRAMS if find(p) is None]
+    for variable in ("MYRIAD_KUEUE_CHART", "MYRIAD_KWOK_STAGES"):
+        if not Path(os.environ.get(variable, "/nonexistent")).is_dir():
+            absent.append(f"${variable}")
+    return absent
+
+
+@dataclass
+class ControlPlane:
+    """A running control plane.
+
+    Attributes:
+        work: its folder; logs are in `logs/`.
+        kubeconfig: admin credentials.
+        url, ca, token: the same for other users of the API.
+    """
+
+    work: Path
+    url: str = ""
+    ca: Path = Path()
+    tokens: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    stages: Path = Path()
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Admin credentials."""
+        return self.work / "admin.conf"
+
+    def start(self, name: str, command: Sequence[str], env: dict[str, str] | None = None) -> None:
+        """Start a program; its output goes to logs/NAME.log."""
+        with (self.work / "logs" / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                list(command), stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+            )
+
+    def stop(self, name: str, *, kill: bool = False) -> None:
+        """Stop a program that was started."""
+        process = self.processes.pop(name)
+        process.kill() if kill else process.terminate()
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def kubectl(self, *arguments: str, stdin: str = "", check: bool = True) -> str:
+        """Run kubectl as admin."""
+        done = subprocess.run(
+            [find("kubectl") or "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done.stdout
+
+    def apply(self, objects: Sequence[Json]) -> None:
+        """Apply objects server-side as admin."""
+        text = "---\n".join(yaml.safe_dump(o) for o in objects)
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+
+    def kubeconfig_for(self, user: str) -> Path:
+        """Credentials of another user; which exist is said at `control_plane(users=...)`."""
+        path = self.work / f"{user.replace(':', '_')}.conf"
+        path.write_text(yaml.safe_dump(_kubeconfig(self.url, self.ca, self.tokens[user])))
+        return path
+
+
+@contextlib.contextmanager
+def control_plane(work: Path, *, users: Sequence[str] = (), complete_pods: bool = False) -> Iterator[ControlPlane]:
+    """Start everything, and stop it at the end.
+
+    Args:
+        work: an empty folder.
+        users: further users with a token each; what they may do is up to RBAC.
+        complete_pods: pods run to their end at once (else they run until they are deleted).
+    """
+    plane = ControlPlane(work)
+    (work / "logs").mkdir(parents=True)
+    try:
+        _start_api(plane, users)
+        _install_kueue(plane)
+        _start_controllers(plane, complete_pods)
+        yield plane
+    finally:
+        for name in reversed(list(plane.processes)):
+            plane.stop(name)
+
+
+def _program(name: str) -> str:
+    path = find(name)
+    assert path, f"{name} is not there"
+    return path
+
+
+def _start_api(plane: ControlPlane, users: Sequence[str]) -> None:
+    work = plane.work
+    etcd_port, peer_port, api_port = _free_port(), _free_port(), _free_port()
+    plane.start(
+        "etcd",
+        [
+            _program("etcd"),
+            f"--data-dir={work}/etcd",
+            f"--listen-client-urls=http://127.0.0.1:{etcd_port}",
+            f"--advertise-client-urls=http://127.0.0.1:{etcd_port}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer_port}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{peer_port}",
+            f"--initial-cluster=default=http://127.0.0.1:{peer_port}",
+            "--unsafe-no-fsync",
+        ],
+    )
+    key, certificate = _certificate(work / "pki")
+    plane.ca = certificate
+    plane.url = f"https://127.0.0.1:{api_port}"
+    plane.tokens = {name: secrets.token_hex(16) for name in ("admin", *users)}
+    (work / "tokens.csv").write_text(
+        "".join(
+            f'{token},{user},{user},"{"system:masters" if user == "admin" else "system:authenticated"}"\n'
+            for user, token in plane.tokens.items()
+        )
+    )
+    plane.kubeconfig.write_text(yaml.safe_dump(_kubeconfig(plane.url, certificate, plane.tokens["admin"])))
+    plane.start(
+        "kube-apiserver",
+        [
+            _program("kube-apiserver"),
+            f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={api_port}",
+            f"--tls-cert-file={certificate}",
+            f"--tls-private-key-file={key}",
+            f"--token-auth-file={work}/tokens.csv",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            # Pods of Jobs need no service account here, and nobody would make one.
+            "--disable-admission-plugins=ServiceAccount",
+        ],
+    )
+    _wait_ready(plane, f"{plane.url}/readyz", 60)
+
+
+def _install_kueue(plane: ControlPlane) -> None:
+    chart = os.environ["MYRIAD_KUEUE_CHART"]
+    rendered = subprocess.run(
+        [_program("helm"), "template", "kueue", chart, "--namespace", "kueue-system", "--include-crds"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "HOME": str(plane.work)},
+    ).stdout
+    port = _free_port()
+    ca_bundle = base64.b64encode(plane.ca.read_bytes()).decode()
+    objects: list[Json] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}}]
+    config: Json = {}
+    for body in yaml.safe_load_all(rendered):
+        if not body or body["kind"] in ("APIService", "Deployment", "Service", "Secret"):
+            continue
+        if body["kind"] == "ConfigMap":
+            config = yaml.safe_load(body["data"]["controller_manager_config.yaml"])
+            continue
+        hooks = list(body.get("webhooks") or [])
+        if body["kind"] == "CustomResourceDefinition" and "conversion" in body["spec"]:
+            hooks.append(body["spec"]["conversion"]["webhook"])
+        for hook in hooks:
+            # No Service leads to a process on loopback: the API server calls its address.
+            path = hook["clientConfig"].pop("service")["path"]
+            hook["clientConfig"] |= {"url": f"https://127.0.0.1:{port}{path}", "caBundle": ca_bundle}
+        objects.append(body)
+    # Kueue's certificate rotation accepts what it finds valid, here and in the folder of its webhook server.
+    pki = plane.work / "pki"
+    shutil.copy(pki / "tls.crt", pki / "ca.crt")
+    certificate = {"ca.crt": "tls.crt", "ca.key": "tls.key", "tls.crt": "tls.crt", "tls.key": "tls.key"}
+    objects.append(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "kueue-webhook-server-cert", "namespace": "kueue-system"},
+            "data": {k: base64.b64encode((pki / v).read_bytes()).decode() for k, v in certificate.items()},
+        }
+    )
+    plane.apply(objects)
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    config["leaderElection"] = {"leaderElect": False}
+    config["integrations"] = {"frameworks": ["batch/job"]}
+    config["metrics"] = {"bindAddress": "0"}
+    config["health"] = {"healthProbeBindAddress": f"127.0.0.1:{_free_port()}"}
+    config["webhook"] = {"port": port, "host": "127.0.0.1", "certDir": str(plane.work / "pki")}
+    (plane.work / "kueue.yaml").write_text(yaml.safe_dump(config))
+    plane.start(
+        "kueue",
+        [
+            _program("kueue"),
+            f"--config={plane.work}/kueue.yaml",
+            f"--kubeconfig={plane.kubeconfig}",
+            "--feature-gates=VisibilityOnDemand=false",
+        ],
+    )
+    _wait_port(port, 60)
+
+
+def _start_controllers(plane: ControlPlane, complete_pods: bool) -> None:
+    key = plane.work / "pki" / "tls.key"
+    plane.start(
+        "kube-controller-manager",
+        [
+            _program("kube-controller-manager"),
+            f"--kubeconfig={plane.kubeconfig}",
+            "--leader-elect=false",
+            f"--service-account-private-key-file={key}",
+            "--controllers=job-controller,namespace-controller,garbage-collector-controller,node-lifecycle-controller,"
+            "taint-eviction-controller,pod-garbage-collector-controller,resourcequota-controller",
+            f"--secure-port={_free_port()}",
+            "--node-monitor-grace-period=20s",
+        ],
+    )
+    plane.start(
+        "kube-scheduler",
+        [
+            _program("kube-scheduler"),
+            f"--kubeconfig={plane.kubeconfig}",
+            "--leader-elect=false",
+            f"--secure-port={_free_port()}",
+        ],
+    )
+    stages = Path(os.environ["MYRIAD_KWOK_STAGES"])
+    names = (*_STAGES, "pod/fast/pod-complete.yaml") if complete_pods else _STAGES
+    config = plane.work / "stages.yaml"
+    config.write_text("\n---\n".join((stages / name).read_text() for name in names))
+    plane.start(
+        "kwok",
+        [
+            _program("kwok"),
+            f"--kubeconfig={plane.kubeconfig}",
+            "--manage-all-nodes=false",
+            "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+            f"--config={config}",
+            f"--server-address=127.0.0.1:{_free_port()}",
+        ],
+    )
+
+
+def _kubeconfig(url: str, ca: Path, token: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": url, "certificate-authority": str(ca)}}],
+        "users": [{"name": "test", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "current-context": "test",
+    }
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for loopback, its own CA."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    folder.mkdir()
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "myriad-test")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=3650))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [
+                    x509.DNSName("kueue-webhook-service.kueue-system.svc"),
+                    x509.DNSName("kueue-ca"),
+                    x509.IPAddress(ip_address("127.0.0.1")),
+                ]
+            ),
+            critical=False,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .add_extension(x509.KeyUsage(True, False, True, False, False, True, True, False, False), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "tls.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+    (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return folder / "tls.key", folder / "tls.crt"
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _wait_port(port: int, timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"nothing listens on port {port} after {timeout_s} s")
+
+
+def _wait_ready(plane: ControlPlane, url: str, timeout_s: float) -> None:
+    context = ssl.create_default_context(cafile=str(plane.ca))
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {plane.tokens['admin']}"})
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        with (
+            contextlib.suppress(OSError, urllib.error.URLError),
+            urllib.request.urlopen(request, context=context, timeout=2) as answer,
+        ):
+            if answer.status == 200:
+                return
+        time.sleep(0.2)
+    log = (plane.work / "logs" / "kube-apiserver.log").read_text()[-2000:]
+    raise AssertionError(f"{url} is not ready after {timeout_s} s:\n{log}")
+
+
+# Objects that tests use
+
+
+def kwok_node(name: str, path: Sequence[str], *, gpus: int = 8, pool: str = "h100") -> Json:
+    """A fake GPU node at room, block, rack."""
+    amounts = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
+    labels = {
+        "kubernetes.io/hostname": name,
+        "myriad.dev/pool": pool,
+        "myriad.dev/gpu-model": "H100-SXM5-80GB",
+        "myriad.dev/gpu-expected": str(gpus),
+        **{f"myriad.dev/{level}": ".".join(path[: i + 1]) for i, level in enumerate(("room", "block", "rack"))},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "status": {"allocatable": amounts, "capacity": amounts},
+    }
+
+
+def queue_objects(*, gpus: int, team: str = "vision", pool: str = "h100", cohort: str = "") -> list[Json]:
+    """Topology, flavor, a team's ClusterQueue, namespace and LocalQueue, as the policy renders them."""
+    kueue = "kueue.x-k8s.io/v1beta2"
+    levels = ["myriad.dev/room", "myriad.dev/block", "myriad.dev/rack", "kubernetes.io/hostname"]
+    quota = {"cpu": 10000, "memory": "100Ti", "nvidia.com/gpu": gpus}
+    return [
+        {
+            "apiVersion": kueue,
+            "kind": "Topology",
+            "metadata": {"name": "myriad"},
+            "spec": {"levels": [{"nodeLabel": label} for label in levels]},
+        },
+        {
+            "apiVersion": kueue,
+            "kind": "ResourceFlavor",
+            "metadata": {"name": pool},
+            "spec": {"nodeLabels": {"myriad.dev/pool": pool}, "topologyName": "myriad"},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": team, "labels": {"myriad.dev/team": team}},
+        },
+        {
+            "apiVersion": kueue,
+            "kind": "ClusterQueue",
+            "metadata": {
+                "name": f"{team}-{pool}",
+                "labels": {"myriad.dev/team": team, "myriad.dev/pool": pool},
+            },
+            "spec": {
+                **({"cohortName": cohort} if cohort else {}),
+                "namespaceSelector": {"matchLabels": {"myriad.dev/team": team}},
+                "resourceGroups": [
+                    {
+                        "coveredResources": list(quota),
+                        "flavors": [
+                            {"name": pool, "resources": [{"name": k, "nominalQuota": v} for k, v in quota.items()]}
+                        ],
+                    }
+                ],
+            },
+        },
+        {
+            "apiVersion": kueue,
+            "kind": "LocalQueue",
+            "metadata": {"name": pool, "namespace": team},
+            "spec": {"clusterQueue": f"{team}-{pool}"},
+        },
+    ]
+
+
+def check_object() -> Json:
+    """The AdmissionCheck, as the role scheduler_extension renders it."""
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "AdmissionCheck",
+        "metadata": {"name": "myriad"},
+        "spec": {"controllerName": "myriad.dev/scheduler"},
+    }
+
+
+def gang_job(
+    name: str, *, pods: int, gpus: int, namespace: str = "vision", pool: str = "h100", **pod_spec: Any
+) -> Json:
+    """A gang as a batch Job; further pod fields by keyword."""
+    template_metadata = pod_spec.pop("metadata", {})
+    requests = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": str(gpus)}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": namespace, "labels": {"kueue.x-k8s.io/queue-name": pool}},
+        "spec": {
+            "suspend": True,
+            "parallelism": pods,
+            "completions": pods,
+            "completionMode": "Indexed",
+            "backoffLimit": 4,
+            "template": {
+                "metadata": template_metadata,
+                "spec": {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [
+                        {
+                            "name": "main",
+                            "image": "registry.invalid/gang-check:1",
+                            "resources": {"requests": requests, "limits": requests},
+                        }
+                    ],
+                    **pod_spec,
+                },
+            },
+        },
+    }
+
+
+def as_json(text: str) -> Any:
+    """Parsed kubectl output."""
+    return json.loads(text)
