@@ -57,15 +57,10 @@ def test_requirements_name_what_the_collection_depends_on() -> None:
 
 def test_every_collection_that_is_used_is_named() -> None:
     used = set()
-    for path in [
-        *(ROOT / "roles").rglob("*.yml"),
-        *(ROOT / "playbooks").rglob("*.yml"),
-        *(ROOT / "molecule").rglob("*.yml"),
-    ]:
-        for match in re.finditer(
-            r"\b((?:community|kubernetes|ansible)\.(?!builtin\b|legacy\b)[a-z_]+)\.[a-z_]+\b", path.read_text()
-        ):
-            used.add(match.group(1))
+    module = re.compile(r"\b((?:community|kubernetes|ansible)\.(?!builtin\b|legacy\b)[a-z_]+)\.[a-z_]+:")
+    for folder in ("roles", "playbooks", "molecule"):
+        for path in (ROOT / folder).rglob("*.yml"):
+            used |= set(module.findall(path.read_text()))
     assert used <= set(GALAXY["dependencies"]), sorted(used)
 
 
@@ -87,12 +82,8 @@ def test_a_role_never_pins_a_version_of_the_stack() -> None:
 def test_every_dependency_has_its_reason() -> None:
     """docs/adr/0002 names each dependency of pyproject.toml in a row of its table."""
     text = (ROOT / "docs" / "adr" / "0002-dependencies.md").read_text()
-    rows = {
-        cell.strip(" `").lower()
-        for line in text.splitlines()
-        if line.startswith("|")
-        for cell in line.split("|")[1].split(",")
-    }
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    rows = {name.strip(" `").lower() for cell in cells for name in cell.split(",")}
     groups = PROJECT["dependency-groups"]
     wanted = {
         distribution_name(item)

@@ -21,8 +21,8 @@ INVENTORIES = sorted(folder for folder in (ROOT / "inventories").iterdir() if fo
 ROLES = sorted(folder.name for folder in (ROOT / "roles").iterdir() if (folder / "tasks").is_dir())
 PLAY_KEYS = {
     "name", "hosts", "gather_facts", "connection", "vars", "vars_files", "roles", "tasks", "pre_tasks", "post_tasks",
-    "serial", "any_errors_fatal", "max_fail_percentage", "order", "become", "environment", "tags", "strategy", "throttle",
-    "ignore_unreachable", "module_defaults",
+    "serial", "any_errors_fatal", "max_fail_percentage", "order", "become", "environment", "tags", "strategy",
+    "throttle", "ignore_unreachable", "module_defaults",
 }  # fmt: skip
 #: What a playbook may do besides roles: choose hosts, look, assert, and record.
 PLAY_MODULES = re.compile(

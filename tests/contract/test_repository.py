@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer.main
 
@@ -32,11 +32,11 @@ def tracked_files() -> list[Path]:
     return [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()[:4096]]
 
 
-def verbs() -> list[tuple[str, click.Command]]:
+def verbs() -> list[tuple[str, Any]]:
     """Every command of the command line with its words, those of groups too."""
 
-    def walk(prefix: str, command: click.Command) -> list[tuple[str, click.Command]]:
-        if not isinstance(command, click.Group):
+    def walk(prefix: str, command: Any) -> list[tuple[str, Any]]:
+        if not hasattr(command, "commands"):
             return [(prefix, command)]
         return [row for name, inner in command.commands.items() for row in walk(f"{prefix} {name}".strip(), inner)]
 
@@ -51,14 +51,14 @@ def test_there_are_verbs() -> None:
 
 
 @pytest.mark.parametrize(("name", "command"), VERBS, ids=[name for name, _ in VERBS])
-def test_a_verb_has_help_and_json(name: str, command: click.Command) -> None:
+def test_a_verb_has_help_and_json(name: str, command: Any) -> None:
     assert command.help and len(command.help) > 10, f"myriad {name} has no help"
     options = {option for parameter in command.params for option in parameter.opts}
     assert "--json" in options, f"myriad {name} has no --json"
     silent = [
         parameter.name
         for parameter in command.params
-        if isinstance(parameter, click.Option) and not parameter.help and parameter.name != "help"
+        if parameter.param_type_name == "option" and not parameter.help and parameter.name != "help"
     ]
     assert silent == [], f"options of myriad {name} without help"
 

@@ -21,13 +21,9 @@ def test_it_runs_on_every_gpu_node(cluster: Any, eventually: Callable[..., None]
 
 def test_the_kubelets_count_what_is_expected(cluster: Any, eventually: Callable[..., None]) -> None:
     def check() -> None:
-        expected = {
-            node["metadata"]["name"]: node["metadata"]["labels"]["myriad.dev/gpu-expected"]
-            for node in gpu_nodes(cluster)
-        }
-        counted = {
-            node["metadata"]["name"]: node["status"]["allocatable"].get("nvidia.com/gpu") for node in gpu_nodes(cluster)
-        }
+        nodes = {node["metadata"]["name"]: node for node in gpu_nodes(cluster)}
+        expected = {name: node["metadata"]["labels"]["myriad.dev/gpu-expected"] for name, node in nodes.items()}
+        counted = {name: node["status"]["allocatable"].get("nvidia.com/gpu") for name, node in nodes.items()}
         assert counted == expected
 
     eventually(check)

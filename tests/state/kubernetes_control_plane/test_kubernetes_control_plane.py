@@ -26,10 +26,8 @@ def test_every_system_pod_runs(cluster: Any, eventually: Callable[..., None]) ->
         apps = {pod["metadata"]["labels"].get("component") or pod["metadata"]["labels"].get("k8s-app") for pod in pods}
         assert {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-dns", "kube-proxy"} <= apps
         parts = [pod for pod in pods if pod["metadata"]["labels"].get("app.kubernetes.io/part-of") != "myriad"]
-        waiting = {
-            pod["metadata"]["name"]: pod["status"]["phase"] for pod in parts if pod["status"]["phase"] != "Running"
-        }
-        assert waiting == {}
+        phases = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in parts}
+        assert {name: phase for name, phase in phases.items() if phase != "Running"} == {}
 
     eventually(check)
 

@@ -12,9 +12,8 @@ testinfra_hosts = ["ansible://gpu_nodes"]
 def node(host: Host) -> dict[str, Any]:
     """The node's own object, read with the node's own right to read it."""
     name = host.check_output("hostname")
-    text = host.check_output(
-        "/usr/local/bin/kubectl --kubeconfig /etc/kubernetes/kubelet.conf get node %s -o json", name
-    )
+    kubectl = "/usr/local/bin/kubectl --kubeconfig /etc/kubernetes/kubelet.conf"
+    text = host.check_output(f"{kubectl} get node %s -o json", name)
     answer: dict[str, Any] = json.loads(text)
     return answer
 

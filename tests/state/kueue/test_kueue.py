@@ -5,7 +5,12 @@ from typing import Any
 
 testinfra_hosts = ["ansible://control_plane"]
 
-FLAVOR = "apiVersion: kueue.x-k8s.io/v1beta2\nkind: ResourceFlavor\nmetadata: {name: state-test}\nspec: {nodeLabels: {a: b}}\n"
+FLAVOR = """\
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: state-test}
+spec: {nodeLabels: {a: b}}
+"""
 #: borrowingLimit without a cohort: only the webhook or the schema of Kueue itself can know that this is wrong.
 WRONG = """\
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -30,15 +35,7 @@ def test_it_runs(cluster: Any, eventually: Callable[..., None]) -> None:
 
 def test_the_resources_of_the_policy_are_served(cluster: Any) -> None:
     served = cluster.kubectl("api-resources --api-group=kueue.x-k8s.io -o name").split()
-    wanted = {
-        "topologies",
-        "resourceflavors",
-        "cohorts",
-        "clusterqueues",
-        "localqueues",
-        "workloads",
-        "admissionchecks",
-    }
+    wanted = ["topologies", "resourceflavors", "cohorts", "clusterqueues", "localqueues", "workloads", "admissionchecks"]
     assert {f"{name}.kueue.x-k8s.io" for name in wanted} <= set(served)
 
 
