@@ -86,6 +86,14 @@ def show(names):
             if separator:
                 values[key] = value
         found[name] = values
+    # `show` answers from the manager's memory, which learns of links made behind it (by kubeadm, by `enable --no-reload`)
+    # only at its next reload; `is-enabled` looks at the disk.
+    doubtful = [name for name, values in found.items() if values["UnitFileState"] == "disabled"]
+    if doubtful:
+        answers = systemctl("is-enabled", "--", *doubtful, check=False).stdout.split()
+        if len(answers) == len(doubtful):
+            for name, answer in zip(doubtful, answers):
+                found[name]["UnitFileState"] = answer
     return found
 
 
