@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -16,12 +15,14 @@ from typing import Any
 import yaml
 
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError
+from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError, Resource
 from myriad.lab.display import duration
 from myriad.lab.state import LabPaths
 
 Json = dict[str, Any]
-EXAMPLE = Path("docs/examples/gang.yml")
+#: One that runs, one that waits for quota meanwhile, one that never can.
+EXAMPLES = tuple(Path("docs/examples") / f"{name}.yml" for name in ("gang", "gang-second", "gang-huge"))
+SERVICES = Resource("", "v1", "services", "Service")
 TIMEOUT_S = 300.0
 GPU = "nvidia.com/gpu"
 
@@ -36,31 +37,35 @@ class JobLine:
     ok: bool
 
 
-def read_example(clone: Path) -> Json:
-    """The Job of docs/examples/gang.yml.
+@dataclass(frozen=True)
+class Example:
+    """The objects of one example file: the Job, and what it needs beside it (a Service for its pods' names)."""
+
+    job: Json
+    others: tuple[Json, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The Job's name."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """The Job's namespace."""
+        return str(self.job["metadata"].get("namespace", "default"))
+
+
+def read_example(path: Path) -> Example:
+    """The objects of an example file.
 
     Raises:
         MyriadError: when the file has no Job.
     """
-    path = clone / EXAMPLE
-    for document in yaml.safe_load_all(path.read_text()):
-        if isinstance(document, dict) and document.get("kind") == "Job":
-            return document
-    raise MyriadError("there is no Job in it", where=str(path))
-
-
-def variant(job: Json, *, name: str, pods: int | None = None, gpus: int | None = None) -> Json:
-    """The same Job under another name, and of another size where given. Pure."""
-    changed = copy.deepcopy(job)
-    changed["metadata"]["name"] = name
-    if pods is not None:
-        changed["spec"]["parallelism"] = changed["spec"]["completions"] = pods
-    if gpus is not None:
-        for container in changed["spec"]["template"]["spec"]["containers"]:
-            for kind in ("requests", "limits"):
-                if GPU in container.get("resources", {}).get(kind, {}):
-                    container["resources"][kind][GPU] = gpus
-    return changed
+    documents = [item for item in yaml.safe_load_all(path.read_text()) if isinstance(item, dict)]
+    jobs = [item for item in documents if item.get("kind") == "Job"]
+    if not jobs:
+        raise MyriadError("there is no Job in it", where=str(path))
+    return Example(jobs[0], tuple(item for item in documents if item is not jobs[0]))
 
 
 def size(job: Json) -> str:
@@ -95,41 +100,47 @@ class Jobs:
         self.paths = paths
         self.locations = locations
         self.detail = detail
-        self.job = read_example(paths.clone)
-        self.namespace = str(self.job["metadata"].get("namespace", "default"))
+        self.first, self.second, self.huge = (read_example(paths.clone / path) for path in EXAMPLES)
 
     def run(self) -> list[JobLine]:
         """Submit, watch, tell. Jobs of an earlier run go first."""
-        second = variant(self.job, name=f"{self.job['metadata']['name']}-second")
-        huge = variant(self.job, name=f"{self.job['metadata']['name']}-huge", pods=8, gpus=16)
-        for job in (self.job, second, huge):
-            self._remove(job)
+        for example in (self.first, self.second, self.huge):
+            self._remove(example)
         started = time.monotonic()
-        self.api.create(JOBS, self.job, namespace=self.namespace)
-        self._until(lambda: self._condition(self.job, "QuotaReserved"), f"{_name(self.job)} gets quota")
-        self.api.create(JOBS, second, namespace=self.namespace)
+        self._submit(self.first)
+        self._until(lambda: self._condition(self.first, "QuotaReserved"), f"{self.first.name} gets quota")
+        self._submit(self.second)
         waiting = time.monotonic()
-        answer = self._why(second, "quota")
-        self.api.create(JOBS, huge, namespace=self.namespace)
-        refusal = self._why(huge, "never")
-        self._remove(huge)
-        lines = [self._finish(self.job, started)]
-        self._until(lambda: self._condition(second, "QuotaReserved"), f"{_name(second)} gets quota")
+        answer = self._why(self.second, "quota")
+        self._submit(self.huge)
+        refusal = self._why(self.huge, "never")
+        self._remove(self.huge)
+        lines = [self._finish(self.first, started)]
+        self._until(lambda: self._condition(self.second, "QuotaReserved"), f"{self.second.name} gets quota")
         waited = time.monotonic() - waiting
-        done = self._finish(second, waiting)
-        held = "waited" if not done.ok else f"waited {duration(waited)} for quota ({answer}), then {done.text}"
+        done = self._finish(self.second, waiting)
+        held = f"waited {duration(waited)} for quota ({answer}), then {done.text}"
         lines.append(JobLine(done.name, done.size, held, done.ok))
-        lines.append(JobLine(_name(huge), size(huge), f"refused: {refusal}", "no node" in refusal))
+        lines.append(JobLine(self.huge.name, size(self.huge.job), f"refused: {refusal}", "no node" in refusal))
         return lines
 
-    def _finish(self, job: Json, started: float) -> JobLine:
+    def _submit(self, example: Example) -> None:
+        """As `kubectl apply` does with a file whose objects are not there yet."""
+        for item in example.others:
+            self.api.patch(
+                _resource(item), str(item["metadata"]["name"]), item, kind="apply", namespace=example.namespace,
+                field_manager="myriad-lab", force=True,
+            )  # fmt: skip
+        self.api.create(JOBS, example.job, namespace=example.namespace)
+
+    def _finish(self, example: Example, started: float) -> JobLine:
         """Wait until a job has ended."""
-        name, where = _name(job), ""
+        name, where, job = example.name, "", example.job
         until = time.monotonic() + TIMEOUT_S
         while time.monotonic() < until:
-            pods = self.api.list(PODS, namespace=self.namespace, labels=f"batch.kubernetes.io/job-name={name}")[0]
+            pods = self.api.list(PODS, namespace=self.first.namespace, labels=f"batch.kubernetes.io/job-name={name}")[0]
             where = places(pods, self.locations) or where
-            status = (self.api.find(JOBS, name, namespace=self.namespace) or {}).get("status", {})
+            status = (self.api.find(JOBS, name, namespace=self.first.namespace) or {}).get("status", {})
             for condition in status.get("conditions") or []:
                 if condition.get("status") == "True" and condition["type"] == "Complete":
                     sums = ", all-reduce ok" if self._log_says_ok(name) else ""
@@ -143,16 +154,16 @@ class Jobs:
         )
 
     def _log_says_ok(self, name: str) -> bool:
-        argv = [str(self.paths.bin / "kubectl"), "--kubeconfig", str(self.paths.kubeconfig), "-n", self.namespace]
+        argv = [str(self.paths.bin / "kubectl"), "--kubeconfig", str(self.paths.kubeconfig), "-n", self.first.namespace]
         argv += ["logs", f"job/{name}", "--tail=40"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
         return done.returncode == 0 and "all-reduce" in done.stdout and "ok" in done.stdout
 
-    def _why(self, job: Json, state: str) -> str:
+    def _why(self, example: Example, state: str) -> str:
         """What `myriad why` says of a waiting job, once it is in this state, or what it says after 30 s."""
-        name = _name(job)
+        name = example.name
         environment = {**os.environ, "KUBECONFIG": str(self.paths.kubeconfig)}
-        argv = [str(Path(sys.executable).with_name("myriad")), "why", name, "-n", self.namespace, "--json"]
+        argv = [str(Path(sys.executable).with_name("myriad")), "why", name, "-n", self.first.namespace, "--json"]
         until = time.monotonic() + 30
         text = ""
         while time.monotonic() < until:
@@ -168,28 +179,30 @@ class Jobs:
             time.sleep(0.5)
         return text
 
-    def _remove(self, job: Json) -> None:
+    def _remove(self, example: Example) -> None:
         """Delete a job and wait until its pods and Workload have gone, so that quota is free again."""
-        name = _name(job)
-        self.api.delete(JOBS, name, namespace=self.namespace)
+        name = example.name
+        self.api.delete(JOBS, name, namespace=self.first.namespace)
         self._until(
             lambda: (
-                self.api.find(JOBS, name, namespace=self.namespace) is None
-                and not self.api.list(PODS, namespace=self.namespace, labels=f"batch.kubernetes.io/job-name={name}")[0]
+                self.api.find(JOBS, name, namespace=self.first.namespace) is None
+                and not self.api.list(
+                    PODS, namespace=self.first.namespace, labels=f"batch.kubernetes.io/job-name={name}"
+                )[0]
                 and self._workload(name) is None
             ),
             f"the earlier {name} is gone",
         )
 
     def _workload(self, name: str) -> Json | None:
-        for item in self.api.list(WORKLOADS, namespace=self.namespace)[0]:
+        for item in self.api.list(WORKLOADS, namespace=self.first.namespace)[0]:
             owners = item["metadata"].get("ownerReferences") or []
             if any(owner.get("kind") == "Job" and owner.get("name") == name for owner in owners):
                 return item
         return None
 
-    def _condition(self, job: Json, kind: str) -> bool:
-        conditions = ((self._workload(_name(job)) or {}).get("status") or {}).get("conditions") or []
+    def _condition(self, example: Example, kind: str) -> bool:
+        conditions = ((self._workload(example.name) or {}).get("status") or {}).get("conditions") or []
         return any(item["type"] == kind and item["status"] == "True" for item in conditions)
 
     def _until(self, true: Callable[[], bool], what: str) -> None:
@@ -206,14 +219,17 @@ class Jobs:
             if time.monotonic() > until:
                 raise MyriadError(
                     f"after {duration(TIMEOUT_S)} this has not come true: {what}",
-                    where=self.namespace,
+                    where=self.first.namespace,
                     hint="`. .lab/env; myriad why JOB; kubectl get workloads -A` tell more.",
                 )
             time.sleep(0.3)
 
 
-def _name(job: Json) -> str:
-    return str(job["metadata"]["name"])
+def _resource(item: Json) -> Resource:
+    """The kind of an object that an example may hold beside its Job."""
+    if item.get("kind") != "Service":
+        raise MyriadError(f"an example holds a Job and Services, not a {item.get('kind')}", where="docs/examples")
+    return SERVICES
 
 
 def reason(answer: Json) -> str:

@@ -63,8 +63,14 @@ def archive(files: Mapping[str, tuple[bytes, int]]) -> bytes:
     return buffer.getvalue()
 
 
-def lab_files(node: LabNode, public_key: str, apt_sources: str) -> dict[str, tuple[bytes, int]]:
-    """What goes into a fresh node before its first start: path to (content, mode)."""
+def lab_files(node: LabNode, public_key: str, proxies: Mapping[str, str] | None = None) -> dict[str, tuple[bytes, int]]:
+    """What goes into a fresh node before its first start: path to (content, mode).
+
+    Args:
+        node: the node.
+        public_key: the lab's ssh key.
+        proxies: this machine's http_proxy and https_proxy, for apt on the node.
+    """
     own = Path(__file__).parent / "files"
     files = {
         "/usr/local/lib/myriad-lab/entry": ((own / "entry").read_bytes(), 0o755),
@@ -78,9 +84,13 @@ def lab_files(node: LabNode, public_key: str, apt_sources: str) -> dict[str, tup
         f"{NODE_DIR}/host": (node.name.encode() + b"\n", 0o644),
         "/etc/myriad-lab/resolv.conf": (pod_resolv_conf(_host_resolv_conf()).encode(), 0o644),
     }
-    if apt_sources:
-        files["/etc/apt/sources.list.d/myriad-lab.sources"] = (apt_sources.encode(), 0o644)
-        files["/etc/apt/sources.list"] = (b"# see sources.list.d/myriad-lab.sources\n", 0o644)
+    lines = [
+        f'Acquire::{scheme}::Proxy "{proxies[key]}";\n'
+        for scheme, key in (("http", "http_proxy"), ("https", "https_proxy"))
+        if proxies and proxies.get(key)
+    ]
+    if lines:
+        files["/etc/apt/apt.conf.d/90-myriad-lab-proxy"] = ("".join(lines).encode(), 0o644)
     files.update(node_files(node))
     return files
 
@@ -199,7 +209,7 @@ def ensure_nodes(
     nodes: Iterable[LabNode],
     *,
     image: str,
-    apt_sources: str = "",
+    proxies: Mapping[str, str] | None = None,
     say: Say = lambda text: None,
 ) -> list[str]:
     """Make the missing nodes, start the stopped ones, keep the right ones; all answer over ssh afterwards.
@@ -224,7 +234,7 @@ def ensure_nodes(
     save_state(paths, state)
 
     def one(node: LabNode) -> tuple[str, str, bool]:
-        return _ensure_node(client, state, node, image=image, files=lab_files(node, public_key, apt_sources), say=say)
+        return _ensure_node(client, state, node, image=image, files=lab_files(node, public_key, proxies), say=say)
 
     made = []
     with ThreadPoolExecutor(max_workers=8) as pool:

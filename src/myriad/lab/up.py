@@ -17,7 +17,7 @@ from myriad.images.rootfs import build_node_rootfs
 from myriad.kube.client import NODES, ApiError, connect
 from myriad.lab import engine, machine, nodes
 from myriad.lab.display import Display, Phase, duration, row
-from myriad.lab.jobs import EXAMPLE, Jobs
+from myriad.lab.jobs import Jobs
 from myriad.lab.preflight import Verdict, gather, judge, lab_name, summary
 from myriad.lab.shellenv import write_env
 from myriad.lab.site import SiteRun, run_site
@@ -147,7 +147,15 @@ class Bringup:
             self.display.detail("what nodes may do on this engine")
             state.detected = engine.detect(client, image)
         self.display.detail(" ".join(node.name for node in wanted))
-        made = nodes.ensure_nodes(client, state, self.paths, wanted, image=image, say=self.display.say)
+        made = nodes.ensure_nodes(
+            client,
+            state,
+            self.paths,
+            wanted,
+            image=image,
+            proxies=settings.mirrors.proxy_environment(),
+            say=self.display.say,
+        )
         if not made:
             return f"{' '.join(node.name for node in wanted)} are up"
         return " ".join(f"{node.name}{'' if node.name in made else ' (kept)'}" for node in wanted)
@@ -241,8 +249,7 @@ def bring_up(
     done = state.phases.get("jobs")
     good = True
     if jobs and run.code == 0 and takes == len(rows) and (run.changed or done is None or not done.ok):
-        if (clone / EXAMPLE).is_file():
-            good = work.jobs(state, wanted)
+        good = work.jobs(state, wanted)
         save_state(work.paths, state)
         display.line()
     for line in next_steps():
