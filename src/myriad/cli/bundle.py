@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -14,6 +16,7 @@ from myriad.stack.build import build_bundle, lock_digest
 from myriad.stack.bundle import Bundle
 from myriad.stack.events import Event, plain_line
 from myriad.stack.lock import load_lock
+from myriad.stack.push import push_bundle
 from myriad.stack.settings import Settings, read_settings
 from myriad.stack.sources import SourceMode
 
@@ -31,6 +34,7 @@ def register(app: typer.Typer) -> None:
     bundle = typer.Typer(no_args_is_help=True, help="Make, check and publish bundles.")
     bundle.command("build")(build)
     bundle.command("verify")(verify)
+    bundle.command("push")(push)
     app.add_typer(bundle, name="bundle")
 
 
@@ -39,6 +43,7 @@ def build(
     out: Annotated[Path | None, typer.Option(help="The bundle's directory.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only these components (repeat it).")] = None,
     also: Annotated[list[str] | None, typer.Option("--with", help="Components on request to add.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Folders of images/ to leave out.")] = None,
     lock_path: LockOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,25 +55,36 @@ def build(
     directory = out or default_bundle_dir(settings, lock_digest(lock))
     started = time.monotonic()
 
+    cached = 0
+
     def report(event: Event) -> None:
+        nonlocal cached
+        cached += event.state == "cached"
         line = plain_line(event)
         if line is not None and not as_json:
             console.print(line, markup=False)
 
     bundle = build_bundle(
-        lock, directory, settings, report, source=cast(SourceMode, source), only=only or None, also=also or ()
+        lock,
+        directory,
+        settings,
+        report,
+        source=cast(SourceMode, source),
+        only=only or None,
+        also=also or (),
+        without=without or (),
     )
     seconds = time.monotonic() - started
     if as_json:
         emit_json(bundle.as_ansible_vars() | {"seconds": round(seconds, 1)})
         return
     manifest = bundle.manifest
-    origins = {entry.origin.source for entry in manifest.files}
-    counts = ", ".join(
-        f"{sum(entry.origin.source == kind for entry in manifest.files)} from {kind}" for kind in sorted(origins)
-    )
+    names = {"release": "releases", "module": "Go modules", "package": "Debian packages", "local": "own source"}
+    counts = Counter(entry.origin.source for entry in manifest.files)
+    origins = ", ".join(f"{count} from {names.get(kind, kind)}" for kind, count in sorted(counts.items()))
     console.print(
-        f"{directory}: {len(manifest.files)} files ({counts}), {len(manifest.images)} images, {seconds:.0f} s",
+        f"{len(manifest.files)} files ({origins}) and {len(manifest.images)} images, {cached} of them cached, "
+        f"{seconds:.0f} s: {directory}",
         markup=False,
     )
 
@@ -92,3 +108,26 @@ def verify(
         )
     count = sum(1 for _ in bundle.blobs())
     console.print(f"{directory}: {count} blobs, all as the manifest says (bundle {bundle.digest[:12]})", markup=False)
+
+
+def push(
+    directory: Annotated[Path, typer.Argument(help="The bundle's directory.")],
+    registry: Annotated[str, typer.Argument(help="The registry, host:port or a URL.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fill a site's registry from a bundle; only what it lacks is sent."""
+
+    def report(name: str, size: int) -> None:
+        if not as_json:
+            console.print(f"sent {name} ({size / 1e6:.1f} MB)", markup=False)
+
+    result = push_bundle(directory, registry, dry_run=dry_run, on_sent=report)
+    if as_json:
+        emit_json(asdict(result))
+        return
+    verb = "would be sent" if dry_run else "sent"
+    console.print(
+        f"{registry}: {len(result.sent)} {verb} ({result.sent_bytes / 1e6:.1f} MB), {result.present} were there",
+        markup=False,
+    )

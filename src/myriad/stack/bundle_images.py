@@ -1,55 +1,116 @@
-"""The images of a bundle: one binary each for the cluster's components, and Myriad's own Python images."""
+"""The images of a bundle: one binary each for the cluster's components, Myriad's own, and those taken by digest."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib.metadata import version as package_version
 from pathlib import Path
+from typing import cast
 
-from myriad.images.build import BuildContext, component_image
+from myriad.images.build import BuildContext, BuildEvent, component_image, python_image
 from myriad.images.oci import BuiltImage
 from myriad.stack.bundle import Blob, FileEntry, ImageEntry, Origin
 from myriad.stack.events import Event, OnEvent
-from myriad.stack.lock import Component
+from myriad.stack.lock import OPEN, Arch, Component
+from myriad.stack.pull import Puller
 from myriad.stack.settings import Settings
 from myriad.stack.store import Store, plain_hex
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
+_OWN = "myriad"
 
 
-def build_images(
-    *,
-    components: Mapping[str, Component],
-    files: Mapping[str, FileEntry],
-    store: Store,
-    settings: Settings,
-    whole: bool,
-    on_event: OnEvent,
-) -> list[ImageEntry]:
-    """Build every image whose binary is in `files`; with `whole`, Myriad's own images too.
+class ImageBuilder:
+    """Builds images into the store; blobs of images and other files share one layout there.
 
-    Blobs lie in the store: an image's blob store and the store have one layout.
+    Args:
+        store: where blobs go.
+        settings: cache, mirrors, architecture.
+        on_event: told `done` or `cached` for every image and every long step.
+        repository: the checkout that holds images/, uv.lock and src/.
     """
-    context = BuildContext(store=store.root, cache_dir=settings.cache / "images", repository=_REPOSITORY)
-    made = []
-    for name, component in components.items():
-        for repo, image in component.images.items():
-            if image.binary not in files:
+
+    def __init__(self, *, store: Store, settings: Settings, on_event: OnEvent, repository: Path = _REPOSITORY) -> None:
+        self._store = store
+        self._settings = settings
+        self._on_event = on_event
+        self._repository = repository
+        self._worked = False
+        self._context = BuildContext(
+            store=store.root, cache_dir=settings.cache / "images", repository=repository, on_event=self._step
+        )
+
+    def component_images(self, components: Mapping[str, Component], files: Mapping[str, FileEntry]) -> list[ImageEntry]:
+        """Every image of these components whose binary is in `files`."""
+        made = []
+        for name, component in components.items():
+            for repo, image in component.images.items():
+                if image.binary not in files:
+                    continue
+                build = partial(
+                    component_image,
+                    self._context,
+                    repo=repo,
+                    tag=image.tag.format(version=component.version),
+                    binary=self._store.path(files[image.binary].sha256),
+                    install_as=image.target,
+                    entrypoint=[image.target],
+                    base=image.base == "python",
+                    user=image.user,
+                )
+                built = self._timed(repo, build)
+                made.append(image_entry(built, component=name, version=component.version, holds=[image.binary]))
+        return made
+
+    def own_images(self, *, without: Iterable[str] = ()) -> list[ImageEntry]:
+        """The images of the checkout's folder images/, tagged with Myriad's version; none where there is no checkout.
+
+        Args:
+            without: folder names to leave out.
+        """
+        version = package_version(_OWN)
+        folders = sorted(path.parent for path in (self._repository / "images").glob("*/image.yml"))
+        made = []
+        for folder in folders:
+            if folder.name in without:
                 continue
-            started = time.monotonic()
-            built = component_image(
-                context,
-                repo=repo,
-                tag=image.tag.format(version=component.version),
-                binary=store.path(files[image.binary].sha256),
-                install_as=image.target,
-                entrypoint=[image.target],
-                base=image.base == "python",
-                user=image.user,
-            )
-            on_event(Event(state="done", what=repo, how="image", seconds=time.monotonic() - started))
-            made.append(image_entry(built, component=name, version=component.version, holds=[image.binary]))
-    return made
+            built = self._timed(folder.name, partial(python_image, self._context, folder, version))
+            made.append(image_entry(built, component=_OWN, version=version, holds=[f"images/{folder.name}"]))
+        return made
+
+    def upstream_images(self, components: Mapping[str, Component]) -> list[ImageEntry]:
+        """The images that these components take from a registry, by digest."""
+        puller = Puller(store=self._store, settings=self._settings)
+        arch = cast(Arch, self._settings.arch)
+        made = []
+        for name, component in components.items():
+            for repo, image in component.upstream_images.items():
+                pin = image.sha256.get(arch, OPEN)
+                if pin == OPEN:
+                    continue
+                ref = image.ref.format(version=component.version)
+                started = time.monotonic()
+                as_ref = f"{repo}:{ref.rpartition(':')[2]}"
+                made.append(puller.pull(ref, sha256=pin, component=name, version=component.version, as_ref=as_ref))
+                self._on_event(Event(state="done", what=ref, how="image", seconds=time.monotonic() - started))
+        return made
+
+    def _timed(self, name: str, build: Callable[[], BuiltImage]) -> BuiltImage:
+        self._worked = False
+        started = time.monotonic()
+        built = build()
+        seconds = time.monotonic() - started
+        self._on_event(Event(state="done" if self._worked else "cached", what=name, how="image", seconds=seconds))
+        return built
+
+    def _step(self, event: BuildEvent) -> None:
+        if event.state == "finished":
+            self._worked = True
+        elif event.state == "started" and event.step == "base":
+            text = "building the base layer of the images (Debian packages)"
+            self._on_event(Event(state="note", what="base layer", text=text))
 
 
 def image_entry(built: BuiltImage, *, component: str, version: str, holds: list[str]) -> ImageEntry:

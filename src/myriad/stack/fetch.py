@@ -309,7 +309,11 @@ class Reachability:
 
     def reason_unreachable(self, url: str) -> str | None:
         """None when the host of `url` (or its mirror) answers anything at all, else a short reason."""
-        parts = urlsplit(self._settings.mirrors.release_url(url))
+        mirrors = self._settings.mirrors
+        if url.startswith("oci://"):
+            parts = urlsplit(mirrors.registry_url(urlsplit(url).netloc))
+        else:
+            parts = urlsplit(mirrors.release_url(url))
         origin = f"{parts.scheme}://{parts.netloc}"
         if origin not in self._known:
             self._known[origin] = self._probe(origin)

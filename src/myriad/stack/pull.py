@@ -145,9 +145,9 @@ class Puller:
                 raise ChecksumError(f"the blob has sha256 {writer.sha256}, expected {value}", where=str(response.url))
 
     def _stream(self, host: str, repo: str, path: str, *, accept: str = "*/*") -> _Streamed:
-        base = self._settings.mirrors.registry_url(_ALIASES.get(host, host))
-        if base == f"https://{_ALIASES.get(host, host)}":
-            base = self._settings.mirrors.registry_url(host).replace(f"//{host}", f"//{_ALIASES.get(host, host)}")
+        base = self._settings.mirrors.registry_url(host)
+        if base == f"https://{host}":  # no mirror
+            base = f"https://{_ALIASES.get(host, host)}"
         url = f"{base.rstrip('/')}/v2/{repo}/{path}"
         return _Streamed(self._open(url, repo, accept))
 

@@ -86,7 +86,7 @@ def plan_sources(
         mode: `auto`: a release that is reachable and pinned, else a module, package or own source. `release`: releases
             only. `modules`: never a release, unless nothing else gives an optional artifact.
         arch: `amd64` or `arm64`.
-        unreachable: URL -> why its host is not reachable, or None when it is.
+        unreachable: URL (`oci://host/repo:tag` for an image) -> why its host is not reachable, or None when it is.
     """
     plan = Plan()
     for name, component in components.items():
@@ -98,6 +98,13 @@ def plan_sources(
                 reasons[artifact] = choice
             else:
                 choices.append(choice)
+        for repo, image in component.upstream_images.items():
+            ref = image.ref.format(version=component.version)
+            reason = unreachable(f"oci://{ref}")
+            if reason is not None:
+                reasons[repo] = f"in no bundle, and no registry answers: {reason}"
+            elif image.sha256.get(cast(Arch, arch), OPEN) == OPEN:
+                reasons[repo] = f"{ref} is reachable, but not pinned: record it with `myriad lock pin {name}`"
         if reasons and component.optional:
             plan.left_out[name] = f"left out: {next(iter(reasons.values()))}"
         else:
