@@ -7,45 +7,41 @@ them from the oldest line to the newest and skips a line that a crash cut short.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import threading
 import time as clock
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Self, TextIO
 
 from myriad.errors import InputError, MyriadError
-from myriad.scheduler.model import Candidate, DecisionRecord, Gang, Outcome, PlacementPolicy, Plan
+from myriad.scheduler.model import Candidate, DecisionRecord, Gang, Outcome, Plan
 from myriad.scheduler.placement import tiers
+from myriad.scheduler.replay import inputs_hash
 from myriad.scheduler.snapshot import Snapshot
 
 Event = Literal["planned", "steered", "refused", "assigned", "outcome"]
+__all__ = [
+    "EVENTS",
+    "DecisionLog",
+    "assigned_record",
+    "inputs_hash",
+    "read_records",
+    "record_from_dict",
+    "record_of",
+    "utc_now",
+]
+
 EVENTS: tuple[Event, ...] = ("planned", "steered", "refused", "assigned", "outcome")
 
 FsyncPolicy = Literal["always", "interval", "never"]
 
 
 # -- records (pure) ----------------------------------------------------------------------------------------------
-
-
-def inputs_hash(snapshot: Snapshot, gang: Gang, policy: PlacementPolicy, *, penalty: bytes = b"") -> str:
-    """Hash of all that a plan depends on: equal inputs have equal hashes on every machine and Python.
-
-    ``penalty`` is the node_penalty array's bytes where one was given.
-    """
-    h = hashlib.sha256()
-    h.update(snapshot.digest().encode())
-    h.update(_canonical({"gang": asdict(gang), "policy": asdict(policy)}))
-    h.update(penalty)
-    return f"sha256:{h.hexdigest()}"
-
-
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def utc_now() -> str:
@@ -147,17 +143,13 @@ def record_from_dict(data: Mapping[str, Any]) -> DecisionRecord:
     """A record read back. Fields of a newer version are kept in ``extra``; raises InputError where it is no record."""
     known = {f.name for f in fields(DecisionRecord)}
     values = {k: v for k, v in data.items() if k in known}
-    missing = [
-        k for k in ("time", "event", "uid", "namespace", "name") if k not in values and k not in ("uid", "namespace")
-    ]
+    missing = [k for k in ("time", "event", "name") if k not in values]
     if missing:
         raise InputError(f"a decision record without {', '.join(missing)}", hint="the file is no decision log")
-    values.setdefault("uid", "")
-    values.setdefault("namespace", "")
-    unknown = {k: v for k, v in data.items() if k not in known}
-    values["extra"] = {**values.get("extra", {}), **unknown}
-    values["domain"] = tuple(values.get("domain", ()))
-    values["scores"] = tuple(values.get("scores", ()))
+    values = {"uid": "", "namespace": "", **values}
+    values["extra"] = {**values.get("extra", {}), **{k: v for k, v in data.items() if k not in known}}
+    for name in ("domain", "scores"):
+        values[name] = tuple(values.get(name, ()))
     return DecisionRecord(**values)
 
 
@@ -193,6 +185,12 @@ class DecisionLog:
         self._size = 0
         self._synced = 0.0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def append(self, record: DecisionRecord) -> None:
         """Write one record as one line. Raises MyriadError where the file cannot be written."""
         line = json.dumps(record.as_dict(), separators=(",", ":"), ensure_ascii=False) + "\n"
@@ -212,6 +210,11 @@ class DecisionLog:
                     os.fsync(self._file.fileno())
                     self._synced = now
             except OSError as e:
+                # Opened anew next time, which finds a line that was cut short and starts a fresh one.
+                if self._file is not None:
+                    with contextlib.suppress(OSError):  # the error that counts is the first
+                        self._file.close()
+                    self._file = None
                 raise MyriadError(
                     f"the decision log cannot be written: {e.strerror}",
                     where=str(self.path),
@@ -284,10 +287,13 @@ class DecisionLog:
 def read_records(path: Path) -> Iterator[DecisionRecord]:
     """Records of one file in order. A line that is not whole JSON (cut by a crash) is passed over."""
     with path.open(encoding="utf-8", errors="replace") as f:
-        for line in f:
+        for number, line in enumerate(f, start=1):
             try:
                 data = json.loads(line)
             except json.JSONDecodeError:
                 continue
             if isinstance(data, dict):
-                yield record_from_dict(data)
+                try:
+                    yield record_from_dict(data)
+                except InputError as e:
+                    raise InputError(e.message, where=f"{path}:{number}", hint=e.hint) from e

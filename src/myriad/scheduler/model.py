@@ -10,9 +10,10 @@ A place is a path from the broadest level to the narrowest: ``("hall1", "b1", "r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Literal
 
 from myriad.errors import InputError
@@ -55,20 +56,18 @@ _SUFFIX = {
 }
 
 
+# An exponent needs digits, so that "2E" is two exa and "2E3" two thousand.
+_QUANTITY = re.compile(r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?)(?P<suffix>[numkMGTPE]|[KMGTPE]i|)")
+
+
 def parse_quantity(text: str | int | float) -> Decimal:
     """Read a Kubernetes quantity (``500m``, ``16Gi``, ``8``, ``1e3``) as an exact decimal in its base unit.
 
     Raises InputError where the text is no quantity.
     """
-    raw = str(text).strip()
-    number = raw.rstrip("numkKMGTPEi") if raw else ""
-    # "1E3" and "1e3" are numbers; "1E" is one exa. Only a trailing E without digits behind it is a suffix.
-    suffix = raw[len(number) :]
-    if suffix in _SUFFIX:
-        try:
-            return Decimal(number) * _SUFFIX[suffix]
-        except InvalidOperation:
-            pass
+    found = _QUANTITY.fullmatch(str(text))
+    if found:
+        return Decimal(found["number"]) * _SUFFIX[found["suffix"]]
     raise InputError(
         f"{text!r} is not a Kubernetes quantity", hint="write a number with an optional suffix, such as 500m, 16Gi or 8"
     )

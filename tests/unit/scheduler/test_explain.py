@@ -114,8 +114,7 @@ def test_borrowed_and_lent_are_told_apart(gang: Any) -> None:
     )
     cause = why(JobFacts(gang), quota=borrowed).first_cause
     assert (
-        cause
-        == "waits for quota: needs 16 GPUs, speech has 8, 16 in use (8 of them borrowed); 4 to borrow now; "
+        cause == "waits for quota: needs 16 GPUs, speech has 8, 16 in use (8 of them borrowed); 4 to borrow now; "
         "2nd in the queue"
     )
     lent = QuotaView("vision", "h100", 16, 0, lent=16)
