@@ -1,4 +1,5 @@
-"""The generated parts of the documentation: one README a role, made from its argument spec and its meta data.
+"""The generated parts of the documentation: one README a role, made from its argument spec and its meta data, and the
+changes since the last release, collected in CHANGELOG.md from one fragment a change.
 
 `python -m myriad.docs` writes them, `python -m myriad.docs --check` says which are out of date. The core turns parsed
 YAML into text and touches no file; `main` is the edge.
@@ -20,6 +21,8 @@ import yaml
 ENTRY_POINTS = ("main", "install", "configure", "reset")
 _WIDTH = 120
 _GENERATED = "<!-- Made from meta/argument_specs.yml and meta/main.yml by `python -m myriad.docs`. Change those. -->"
+_CHANGES_BEGIN = "<!-- fragments -->"
+_CHANGES_END = "<!-- end of fragments -->"
 _BOUND = (
     "Defaults that name `site_...` are bound by playbooks/vars/stack.yml and by the inventory;"
     " where the role is used alone, set its variables instead."
@@ -155,19 +158,55 @@ def render_readme(role: RoleDoc) -> str:
     return "\n".join(lines) + "\n"
 
 
+#: Kinds of changes in the order in which a reader wants them.
+CHANGES = ("security", "removed", "changed", "added", "fixed")
+
+
+def render_changes(fragments: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """The changes that are not released yet, as Markdown.
+
+    Args:
+        fragments: file name to kind of change to sentences, as the files in changelogs/fragments hold them.
+
+    Raises:
+        ValueError: a fragment has a kind that there is not.
+    """
+    lines: list[str] = []
+    for name, fragment in fragments.items():
+        unknown = sorted(set(fragment) - set(CHANGES))
+        if unknown:
+            raise ValueError(f"{name}: {', '.join(unknown)} is no kind of change; there are {', '.join(CHANGES)}")
+    for kind in CHANGES:
+        texts = [text for name in sorted(fragments) for text in fragments[name].get(kind, [])]
+        if texts:
+            lines += [f"### {kind.capitalize()}", "", *(_paragraph(f"- {text}", "  ") for text in texts), ""]
+    return "\n".join(lines)
+
+
+def changelog(text: str, fragments: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """CHANGELOG.md with its part between the two marks made new; what stands outside them is kept."""
+    before, _, rest = text.partition(_CHANGES_BEGIN)
+    _, _, after = rest.partition(_CHANGES_END)
+    return f"{before}{_CHANGES_BEGIN}\n\n{render_changes(fragments)}{_CHANGES_END}{after}"
+
+
 def role_folders(root: Path) -> list[Path]:
     """Every role of the repository that has an argument spec, by name."""
     return sorted(spec.parent.parent for spec in (root / "roles").glob("*/meta/argument_specs.yml"))
 
 
 def outdated(root: Path) -> dict[Path, str]:
-    """READMEs that differ from what they should be, with the right text."""
+    """Generated files that differ from what they should be, with the right text."""
     wanted = {folder / "README.md": render_readme(read_role(folder)) for folder in role_folders(root)}
+    changes = root / "CHANGELOG.md"
+    if changes.is_file():
+        fragments = {path.name: load_yaml(path) for path in sorted(root.glob("changelogs/fragments/*.yml"))}
+        wanted[changes] = changelog(changes.read_text("utf-8"), fragments)
     return {path: text for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the READMEs, or with --check only name those that are out of date (exit code 1 when there are any)."""
+    """Write the generated files, or with --check only name those that are out of date (then the exit code is 1)."""
     parser = argparse.ArgumentParser(prog="python -m myriad.docs", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; name what is out of date")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the clone (default: the working directory)")

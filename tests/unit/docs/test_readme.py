@@ -71,3 +71,23 @@ def test_check_names_what_is_out_of_date_and_writes_nothing(clone: Path, capsys:
     assert docs.main(["--check", "--root", str(clone)]) == 0
     readme.write_text(readme.read_text() + "by hand\n")
     assert docs.main(["--check", "--root", str(clone)]) == 1
+
+
+def test_changes_are_collected_by_kind_and_the_released_part_is_kept(clone: Path) -> None:
+    folder = clone / "changelogs" / "fragments"
+    folder.mkdir(parents=True)
+    (folder / "0002-b.yml").write_text("fixed: [A hole is closed.]\nadded: [Wheels.]\n")
+    (folder / "0001-a.yml").write_text("added: [A door.]\n")
+    path = clone / "CHANGELOG.md"
+    path.write_text("# Changelog\n\n## 2\n\n<!-- fragments -->\nold\n<!-- end of fragments -->\n\n## 1\n\nFirst.\n")
+    assert docs.main(["--root", str(clone)]) == 0
+    text = path.read_text()
+    assert "### Added\n\n- A door.\n- Wheels.\n\n### Fixed\n\n- A hole is closed.\n" in text
+    assert "old" not in text
+    assert text.endswith("\n## 1\n\nFirst.\n")
+    assert docs.main(["--check", "--root", str(clone)]) == 0
+
+
+def test_an_unknown_kind_of_change_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"a\.yml: new is no kind of change; there are security"):
+        docs.render_changes({"a.yml": {"new": ["A door."]}})
