@@ -35,7 +35,7 @@ def test_it_runs(cluster: Any, eventually: Callable[..., None]) -> None:
 
 def test_the_resources_of_the_policy_are_served(cluster: Any) -> None:
     served = cluster.kubectl("api-resources --api-group=kueue.x-k8s.io -o name").split()
-    wanted = ["topologies", "resourceflavors", "cohorts", "clusterqueues", "localqueues", "workloads", "admissionchecks"]
+    wanted = ["topologies", "resourceflavors", "cohorts", "clusterqueues", "localqueues", "admissionchecks"]
     assert {f"{name}.kueue.x-k8s.io" for name in wanted} <= set(served)
 
 
