@@ -219,6 +219,8 @@ class PodUse:
     terminating: bool = False
     owner: str = ""
     """The job that the pod belongs to, ``namespace/name``, for sentences."""
+    permanent: bool = False
+    """A pod of a DaemonSet or a static pod: it makes room for nobody, so it counts for "never" too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,8 @@ class Plan:
     candidates: tuple[Candidate, ...] = ()
     """The best few domains of the tier in order, the choice first."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Nodes by class: eligible, cordoned, not_ready, taint, selector, pool, ... and domains tried by tier."""
+    """Nodes by class (eligible, other_nodes, cordoned, not_ready, taint, unlabelled) and, as ``fitting``, how many
+    domains of the tier have room."""
     reason: str = ""
     ok: Literal[True] = True
 

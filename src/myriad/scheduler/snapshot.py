@@ -195,12 +195,20 @@ class Snapshot:
         if self._pods_shared:
             self._pods, self._orphans, self._pods_shared = dict(self._pods), dict(self._orphans), False
 
+    def _own_pristine(self, pristine: Snapshot) -> Snapshot:
+        """The pristine copy, made this snapshot's own before it is written."""
+        if self._pristine_shared:
+            pristine = pristine.clone()
+            self._pristine, self._pristine_shared = pristine, False
+        return pristine
+
     def apply_pod(self, pod: PodUse) -> None:
         """Count a pod, new or changed. The same uid is never counted twice."""
         self._own_pods()
         known = self._pods.get(pod.uid)
         if known is not None:
-            if known[1].node == pod.node and known[1].requests == pod.requests:
+            old = known[1]
+            if (old.node, old.requests, old.permanent) == (pod.node, pod.requests, pod.permanent):
                 self._pods[pod.uid] = (known[0], pod, known[2])
                 self.version += 1
                 return
@@ -214,6 +222,8 @@ class Snapshot:
             self.used[r, i] += a
         self._pods[pod.uid] = (i, pod, vector)
         self._orphans.pop(pod.uid, None)
+        if pod.permanent and self._pristine is not None:
+            self._own_pristine(self._pristine).apply_pod(pod)
         self.version += 1
 
     def remove_pod(self, uid: str) -> bool:
@@ -222,9 +232,11 @@ class Snapshot:
         known = self._pods.pop(uid, None)
         if known is None:
             return self._orphans.pop(uid, None) is not None
-        i, _, vector = known
+        i, pod, vector = known
         for r, a in vector:
             self.used[r, i] -= a
+        if pod.permanent and self._pristine is not None:
+            self._own_pristine(self._pristine).remove_pod(uid)
         self.version += 1
         return True
 
@@ -244,9 +256,7 @@ class Snapshot:
         if old.labels != node.labels or old.pool != node.pool or old.mixed_gpus != node.mixed_gpus:
             self._codes, self._masks = {}, {}
         if self._pristine is not None:
-            if self._pristine_shared:
-                self._pristine, self._pristine_shared = self._pristine.clone(), False
-            self._pristine.update_node(_at_its_best(node))
+            self._own_pristine(self._pristine).update_node(_at_its_best(node))
         self.version += 1
 
     def remove_node(self, name: str) -> bool:
@@ -273,10 +283,12 @@ class Snapshot:
     def pristine(self) -> Snapshot:
         """The same nodes empty, uncordoned, ready, their gates open and all expected GPUs there: for "never".
 
-        Taints under myriad.dev/ and Kubernetes' own node conditions pass, so they do not count; others do.
+        Taints under myriad.dev/ and Kubernetes' own node conditions pass, so they do not count; others do, and so do
+        permanent pods.
         """
         if self._pristine is None:
-            self._pristine = Snapshot.build([_at_its_best(n) for n in self.nodes], levels=self.levels)
+            stay = [pod for pod in self.pods() if pod.permanent]
+            self._pristine = Snapshot.build([_at_its_best(n) for n in self.nodes], stay, levels=self.levels)
             self._pristine_shared = False
         return self._pristine
 

@@ -48,7 +48,7 @@ def test_the_record_of_a_plan_names_choice_scores_and_classes(make: SimpleNamesp
     assert data["nodes"] == {"n1": 1, "n2": 1}
     assert data["tier"] == "rack"
     assert data["scores"][0]["domain"] == "h/b1/r1"
-    assert data["counts"] == {"eligible": 4}
+    assert data["counts"] == {"eligible": 4, "fitting": 1}
     assert "agree" not in data
     assert record_from_dict(json.loads(json.dumps(data))) == record_from_dict(data)
 

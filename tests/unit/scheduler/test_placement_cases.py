@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from myriad.scheduler.placement import (
     fits_ever,
     fragmentation,
     plan,
+    plan_elastic,
     replacement_for,
     tier_of_assignment,
 )
@@ -108,6 +110,20 @@ class TestNever:
         refusal = refused(plan(make.cluster({"n1": "h/b/r"}), gang), "never")
         assert "do not fit together even on an empty cluster" in refusal.sentence
 
+    def test_what_runs_on_every_node_counts_for_never(self, make: SimpleNamespace) -> None:
+        agent = replace(make.use("agent", "n1", cpu_milli=500), permanent=True)
+        gang = make.gang(make.podset(1, 0, requests={"cpu_milli": 64_000}))
+        snapshot = Snapshot.build([make.node("n1")], [make.use("job", "n1", 8)])
+        assert fits_ever(snapshot, gang) is None
+        snapshot.apply_pod(agent)
+        sentence = "no node of pool h100 has 64 CPUs (63.5 at most); ask for 63.5 CPUs or less a pod"
+        assert refused(plan(snapshot, gang), "never").sentence == sentence
+        assert refused(plan(Snapshot.build([make.node("n1")], [agent]), gang), "never").sentence == sentence
+        what_if = snapshot.clone()
+        what_if.remove_pod("agent")
+        assert fits_ever(what_if, gang) is None
+        assert fits_ever(snapshot, gang) is not None
+
     def test_an_elastic_gang_is_judged_by_its_smallest_count(self, make: SimpleNamespace) -> None:
         nodes = [make.node("n1"), make.node("n2")]
         assert fits_ever(nodes, make.gang(make.podset(4, 8, min_count=2))) is None
@@ -138,7 +154,8 @@ class TestNotNow:
         )
         assert refusal.numbers["gpus"] == 64
         assert refusal.numbers["largest_gpus"] == 40
-        assert refusal.unblocks == ()  # 7 nodes would still be too few
+        # Uncordoning alone would leave it at 7 nodes of 8.
+        assert refusal.unblocks == ("bring back gpu0312, gpu0313, gpu0317",)
 
     def test_b15_b21_the_sum_fits_but_no_node_does(self, make: SimpleNamespace) -> None:
         snapshot = make.cluster(RACKS, dict.fromkeys(RACKS, 4))
@@ -154,6 +171,16 @@ class TestNotNow:
         )
         busy = Snapshot.build(nodes, [make.use("p", "n1", 8)])
         assert refused(plan(busy, make.gang(make.podset(3, 8))), "not_now").unblocks == ()
+
+    def test_bringing_back_closed_and_unready_nodes_is_offered(self, make: SimpleNamespace) -> None:
+        closed = make.node("n2", taints=(Taint("myriad.dev/gpu-not-ready"),))
+        lost = make.node("n3", ready=False, taints=(Taint("node.kubernetes.io/unreachable", effect="NoExecute"),))
+        foreign = make.node("n4", taints=(Taint("team", "speech"),))
+        nodes = [make.node("n1"), closed, lost, foreign]
+        assert refused(plan(Snapshot.build(nodes), make.gang(make.podset(3, 8))), "not_now").unblocks == (
+            "bring back n2, n3",
+        )
+        assert refused(plan(Snapshot.build(nodes), make.gang(make.podset(4, 8))), "never").kind == "never"
 
     def test_b5_terminating_pods_still_hold_their_gpus(self, make: SimpleNamespace) -> None:
         snapshot = Snapshot.build([make.node("n1")], [make.use("p", "n1", 8, terminating=True)])
@@ -397,6 +424,15 @@ class TestViews:
         # The rack comes before a node of its own: a1 has room for a second pod, c0 would cost the tier.
         assert replacement_for(snapshot, gang, "main", dead="a0", keeps=keeps) == ("a1", "rack")
         assert replacement_for(snapshot, gang, "main", dead="b9", keeps=keeps) is None
+
+    def test_an_elastic_gang_starts_with_what_fits(self, make: SimpleNamespace) -> None:
+        snapshot = make.cluster(RACKS, {"n1": 8, "n2": 8})
+        gang = make.gang(make.podset(6, 8, min_count=2), make.podset(1, 0, name="head"))
+        found = plan_elastic(snapshot, gang)
+        assert found is not None
+        assert {p.podset: p.pods for p in found.placements} == {"main": 4, "head": 1}
+        assert plan_elastic(snapshot, make.gang(make.podset(6, 8, min_count=5))) is None
+        assert plan_elastic(snapshot, make.gang(make.podset(2, 8))) is None
 
     def test_tier_of_an_assignment(self, make: SimpleNamespace) -> None:
         snapshot = make.cluster(RACKS)

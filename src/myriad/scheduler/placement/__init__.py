@@ -2,8 +2,8 @@
 
 `plan` tries the tiers from the narrowest (node) to the broadest (cluster) and stops at the first whose one domain holds
 the gang. Among the domains of that tier it takes the fullest that fits, so that large free blocks stay whole.
-`fits_ever` judges the same gang against empty, healthy nodes; `fragmentation` says what fits now; `first_end_that_fits`
-and `tier_of_assignment` answer what-if questions.
+`fits_ever` judges the same gang against empty, healthy nodes; `fragmentation` says what fits now; and
+`first_end_that_fits`, `plan_elastic`, `replacement_for` and `tier_of_assignment` answer what-if questions.
 """
 
 from myriad.scheduler.placement.planner import plan
@@ -13,6 +13,7 @@ from myriad.scheduler.placement.views import (
     LargestGang,
     first_end_that_fits,
     fragmentation,
+    plan_elastic,
     replacement_for,
     tier_of_assignment,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "gpu_name_of",
     "numbers_of",
     "plan",
+    "plan_elastic",
     "replacement_for",
     "tier_of_assignment",
     "tiers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def plan(
         for rank in range(min(d.start for d in demands), broadest + 1):
             found = _best(packer, rank, names[rank])
             if found is not None:
-                return _as_plan(snapshot, gang, policy, packer, rank_of, *found)
+                return _as_plan(snapshot, gang, policy, packer, rank_of, found)
     return refuse(snapshot, gang, policy, demands, packer)
 
 
@@ -79,7 +80,18 @@ def _domains(snapshot: Snapshot, rank: int) -> tuple[IntArray, IntArray, BoolArr
     return level.starts, level.stops, level.valid
 
 
-def _best(packer: Packer, rank: int, tier: str) -> tuple[Candidate, int, list[IntArray], list[Candidate]] | None:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The best domain of a tier: its score, first node, pods by node per demand, rivals and how many have room."""
+
+    choice: Candidate
+    lo: int
+    counts: list[IntArray]
+    candidates: list[Candidate]
+    fitting: int
+
+
+def _best(packer: Packer, rank: int, tier: str) -> _Found | None:
     """The best domain of a tier with its packing, or None where no domain of the tier holds the gang."""
     snapshot, demands = packer.snapshot, packer.demands
     starts, stops, valid = _domains(snapshot, rank)
@@ -145,7 +157,7 @@ def _best(packer: Packer, rank: int, tier: str) -> tuple[Candidate, int, list[In
         return None
     _, choice, lo, counts = min(packed, key=lambda p: p[0])
     rest = [c for c in shown if c.domain != choice.domain]
-    return choice, lo, counts, [choice, *rest][: packer.policy.keep_candidates]
+    return _Found(choice, lo, counts, [choice, *rest][: packer.policy.keep_candidates], len(found))
 
 
 def _joint(packer: Packer, by_domain: object) -> BoolArray:
@@ -189,13 +201,11 @@ def _as_plan(
     policy: PlacementPolicy,
     packer: Packer,
     rank_of: dict[str, int],
-    choice: Candidate,
-    lo: int,
-    counts: Sequence[IntArray],
-    candidates: Sequence[Candidate],
+    found: _Found,
 ) -> Plan:
     by_podset: dict[str, list[tuple[str, int]]] = {}
-    for d, c in zip(packer.demands, counts, strict=True):
+    lo = found.lo
+    for d, c in zip(packer.demands, found.counts, strict=True):
         queue = [(int(i), int(c[i])) for i in np.flatnonzero(c)]
         for name, count in d.podsets:
             nodes = by_podset.setdefault(name, [])
@@ -215,15 +225,15 @@ def _as_plan(
             placements.append(PodSetPlacement(p.name, tuple(nodes), tier, domain))
     tier, domain = snapshot.tier_of(n for p in placements for n, _ in p.nodes)
     where = f"on {domain[-1]}" if tier == "node" else f"in {place(domain)}"
-    reason = f"{gang.size()} {where} ({_tier_words(tier)}); {choice.leftover} free left there"
+    reason = f"{gang.size()} {where} ({_tier_words(tier)}); {found.choice.leftover} free left there"
     return Plan(
         tier=tier,
         domain=domain,
         placements=tuple(placements),
         cost=_weight(policy, tier, rank_of),
-        score=choice,
-        candidates=tuple(candidates),
-        counts=classes_of(snapshot, gang, packer.demands),
+        score=found.choice,
+        candidates=tuple(found.candidates),
+        counts={**classes_of(snapshot, gang, packer.demands), "fitting": found.fitting},
         reason=reason,
     )
 

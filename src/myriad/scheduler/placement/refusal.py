@@ -129,10 +129,11 @@ def _never_one_pod(best: Snapshot, gang: Gang, d: Demand) -> Refusal | None:
         taints = sorted({str(t) for i in np.flatnonzero(selected) for t in best.nodes[i].taints})
         sentence = f"{label}every node that matches has a taint that the job does not tolerate: {names_words(taints)}"
         return Refusal("never", sentence, unblocks=("add the toleration to the job",))
-    if capacity(d, best.alloc, d.mask).any():
+    free = best.free
+    if capacity(d, free, d.mask).any():
         return None
     for resource, asked in sorted(d.spec.requests.items(), key=lambda ra: not is_gpu_resource(ra[0])):
-        most = int(best.amounts(best.alloc, resource)[d.mask].max())
+        most = max(0, int(best.amounts(free, resource)[d.mask].max()))
         if asked > most:
             what = amount_words(resource, asked)
             numbers: dict[str, Any] = {"resource": resource, "asked_per_pod": asked, "largest_node": most}
@@ -162,7 +163,7 @@ def _nothing_selected(best: Snapshot, gang: Gang, d: Demand) -> str:
 
 def _never_count(best: Snapshot, gang: Gang, d: Demand, names: Sequence[str]) -> Refusal | None:
     """More pods than the empty cluster, or the largest domain of a required level, can hold."""
-    cap = capacity(d, best.alloc, d.mask)
+    cap = capacity(d, best.free, d.mask)
     noun = gpu_noun(best, d.mask)
     pool = pool_of(gang, d)
     label = f"podset {d.spec.name}: " if len(gang.podsets) > 1 else ""
@@ -176,7 +177,7 @@ def _never_count(best: Snapshot, gang: Gang, d: Demand, names: Sequence[str]) ->
             else:
                 sentence = f"needs room for {d.count} pods in one {tier}; the largest {tier} holds {largest}"
             return Refusal("never", label + sentence, numbers, ("ask for a broader level or fewer pods",))
-    total = int(_uncapped(d, best.alloc, d.mask).sum())
+    total = int(_uncapped(d, best.free, d.mask).sum())
     if total < d.count:
         where = f"pool {pool}" if pool else "the cluster"
         numbers = {"pods": d.count, "largest_pods": total, "tier": "cluster"}
@@ -264,6 +265,7 @@ def refuse(
     }
     if largest >= worst.count:
         numbers["together"] = True
+        numbers["search_cut_short"] = not packer.complete
         sentence = f"{gang.size()} have no room together in the cluster now, though each podset alone has"
         return Refusal("not_now", sentence, numbers, (), _held_lines(snapshot, gang, demands, packer, path), counts)
     if not worst.mask.any():
@@ -286,7 +288,9 @@ def refuse(
     scarce = _scarce_words(snapshot, worst, packer)
     if scarce and worst.mask.any():
         sentence += f"; {scarce}"
-    unblocks = _uncordon(snapshot, gang, policy, demands, path if tier != "cluster" else ())
+    if not packer.complete:
+        numbers["search_cut_short"] = True
+    unblocks = _back_in_service(snapshot, gang, policy, demands, path if tier != "cluster" else ())
     return Refusal("not_now", sentence, numbers, unblocks, _held_lines(snapshot, gang, demands, packer, path), counts)
 
 
@@ -377,19 +381,26 @@ def _held_lines(
     return (f"{place(path)}: {', '.join(parts)}",) if parts else ()
 
 
-def _uncordon(
+def _back_in_service(
     snapshot: Snapshot, gang: Gang, policy: PlacementPolicy, demands: Sequence[Demand], path: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """``uncordon a, b`` where that alone makes room (tried on a copy), in the best domain or else anywhere."""
-    cordoned = class_masks(snapshot, gang, demands)["cordoned"] & snapshot.inside(path)
-    if not cordoned.any():
-        return ()
-    trial = []
-    for d in demands:
-        could = snapshot.label_mask(d.spec, gang.pool) & snapshot.tolerated(d.spec.tolerations)
-        trial.append(replace(d, mask=d.mask | (cordoned & could & located(snapshot, d.limit, policy))))
-    if _fits_somewhere(snapshot, Packer(snapshot, trial, policy, None), trial):
-        return (f"uncordon {names_words([snapshot.nodes[i].name for i in np.flatnonzero(cordoned)])}",)
+    """``uncordon a, b`` where that alone makes room in the best domain, else ``bring back c`` for all that is out."""
+    masks = class_masks(snapshot, gang, demands)
+    inside = snapshot.inside(path)
+    cordoned = masks["cordoned"] & inside
+    gated = masks["taint"] & inside
+    gated &= np.array([t.gate_closed for t in snapshot.nodes], dtype=np.bool_) if gated.any() else gated
+    out = cordoned | gated | (masks["not_ready"] & inside)
+    for extra, verb in ((cordoned, "uncordon"), (out, "bring back")):
+        if not extra.any():
+            continue
+        trial = []
+        for d in demands:
+            could = snapshot.label_mask(d.spec, gang.pool) & located(snapshot, d.limit, policy)
+            could &= gated | snapshot.tolerated(d.spec.tolerations) | masks["not_ready"]
+            trial.append(replace(d, mask=d.mask | (extra & could)))
+        if _fits_somewhere(snapshot, Packer(snapshot, trial, policy, None), trial):
+            return (f"{verb} {names_words([snapshot.nodes[i].name for i in np.flatnonzero(extra)])}",)
     return ()
 
 

@@ -102,6 +102,35 @@ def first_end_that_fits(
     return hi, best
 
 
+def plan_elastic(snapshot: Snapshot, gang: Gang, policy: PlacementPolicy | None = None) -> Plan | None:
+    """The plan with the most pods for a gang that may start with fewer (``min_count``), or None where it may not.
+
+    All elastic podsets shrink in step from their count to their minimum. Fewer pods never need more room, so the share
+    is found by halving.
+    """
+    span = max((p.count - p.min_count for p in gang.podsets if p.min_count is not None), default=0)
+    if span <= 0:
+        return None
+
+    def less(k: int) -> Plan | None:
+        podsets = tuple(
+            replace(p, count=max(p.min_count, p.count - k)) if p.min_count is not None else p for p in gang.podsets
+        )
+        outcome = plan(snapshot, replace(gang, podsets=podsets), policy)
+        return outcome if isinstance(outcome, Plan) else None
+
+    best = less(span)
+    lo, hi = 0, span
+    while best is not None and lo < hi:
+        middle = (lo + hi) // 2
+        found = less(middle)
+        if found is not None:
+            hi, best = middle, found
+        else:
+            lo = middle + 1
+    return best
+
+
 def replacement_for(
     snapshot: Snapshot, gang: Gang, podset: str, *, dead: str, keeps: Mapping[str, int]
 ) -> tuple[str, str] | None:
