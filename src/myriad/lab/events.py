@@ -46,6 +46,7 @@ class Progress:
         failed: host -> sentence of what failed there.
         unreachable: host -> sentence.
         tasks: host -> number of tasks seen.
+        plays: play -> seconds, known at the end.
     """
 
     play: str = ""
@@ -55,24 +56,31 @@ class Progress:
     failed: dict[str, str] = field(default_factory=dict)
     unreachable: dict[str, str] = field(default_factory=dict)
     tasks: dict[str, int] = field(default_factory=dict)
+    plays: dict[str, float] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
         """Take one event in."""
         kind = event.get("event")
         if kind == "play":
-            self.play, self.role, self.task = str(event.get("name") or event.get("play") or ""), "", ""
+            self.play, self.role, self.task = str(event.get("name", "")), "", ""
         elif kind == "task":
             self.role = str(event.get("role") or "")
-            self.task = str(event.get("name") or event.get("task") or "")
+            self.task = str(event.get("name", ""))
         elif kind == "result":
-            host = str(event.get("host", ""))
+            self._result(str(event.get("host", "")), event)
+        elif kind == "stats":
+            self.tasks = {str(host): int(count) for host, count in (event.get("tasks") or {}).items()}
+            self.plays = {str(play["name"]): float(play["seconds"]) for play in event.get("plays") or []}
+
+    def _result(self, host: str, event: dict[str, Any]) -> None:
+        status = str(event.get("status", ""))
+        if status != "skipped":
             self.tasks[host] = self.tasks.get(host, 0) + 1
-            status = str(event.get("status", ""))
-            if event.get("changed"):
-                self.changed[host] = self.changed.get(host, 0) + 1
-            if status in ("failed", "unreachable") and not event.get("ignored"):
-                into = self.failed if status == "failed" else self.unreachable
-                into[host] = f"{event.get('task', '')}: {event.get('message') or event.get('msg') or status}"
+        if event.get("changed"):
+            self.changed[host] = self.changed.get(host, 0) + 1
+        if status in ("failed", "unreachable") and not event.get("ignored"):
+            into = self.failed if status == "failed" else self.unreachable
+            into[host] = f"{event.get('task', '')}: {event.get('message') or status}"
 
     @property
     def where(self) -> str:

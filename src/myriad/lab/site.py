@@ -61,6 +61,7 @@ def run_site(paths: LabPaths, display: Display, arguments: Sequence[str] = (), *
         "ANSIBLE_CONFIG": str(paths.clone / "ansible.cfg"),
         "ANSIBLE_NOCOLOR": "1",
         "MYRIAD_EVENTS": str(events),
+        "MYRIAD_LAB_STATE": str(paths.state),
     }
     display.say(shlex.join(argv))
     started = time.monotonic()

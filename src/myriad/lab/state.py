@@ -38,11 +38,11 @@ def clone_root(start: Path | None = None) -> Path:
 
 
 class LabPaths:
-    """The files of one lab, all under `<clone>/.lab`."""
+    """The files of one lab, all under `<clone>/.lab` (a benchmark's lab has a folder of its own)."""
 
-    def __init__(self, clone: Path) -> None:
+    def __init__(self, clone: Path, folder: str = ".lab") -> None:
         self.clone = clone
-        self.dir = clone / ".lab"
+        self.dir = clone / folder
         self.state = self.dir / "state.json"
         self.ssh = self.dir / "ssh"
         self.ssh_key = self.ssh / "id_ed25519"

@@ -39,9 +39,9 @@ VERDICT_TIMEOUT_S = 120.0
 class Bringup:
     """One `make lab`. Every phase can be cut short; the next run finds what is there and goes on."""
 
-    def __init__(self, clone: Path, display: Display) -> None:
+    def __init__(self, clone: Path, display: Display, *, paths: LabPaths | None = None) -> None:
         self.clone = clone
-        self.paths = LabPaths(clone)
+        self.paths = paths or LabPaths(clone)
         self.display = display
         self.inventory = clone / "inventories" / "lab"
         self.name = lab_name(str(clone))
@@ -84,20 +84,47 @@ class Bringup:
         state.name = state.network = self.name
         state.subnet, state.gateway = verdict.subnet, f"{network}.1"
         save_state(self.paths, state)
+        settings = read_settings()
+        client, image, bundle = self.ready(state, settings)
+        wanted = read_nodes(self.inventory, state.subnet)
+        with self.phase(state, "nodes") as phase:
+            self.display.detail(" ".join(node.name for node in wanted))
+            made = nodes.ensure_nodes(
+                client,
+                state,
+                self.paths,
+                wanted,
+                image=image,
+                proxies=settings.mirrors.proxy_environment(),
+                say=self.display.say,
+            )
+            names = [f"{node.name}{'' if node.name in made else ' (kept)'}" for node in wanted]
+            phase.result = " ".join(names if made else [*(node.name for node in wanted), "are up"])
+        write_env(self.paths, {name: bundle.file_path(name) for name in ("kubectl", "helm") if bundle.has_file(name)})
+        return state, wanted
+
+    def ready(self, state: LabState, settings: Settings) -> tuple[docker.DockerClient, str, Bundle]:
+        """Engine, bundle and node image: what is the same for every lab of this machine.
+
+        Returns:
+            The engine's client, the node image's reference, the bundle.
+        """
         with self.phase(state, "engine") as phase:
             client = engine.ensure_engine(self.name, self.paths.logs / "dockerd.log", self.display.say)
             machine.raise_settings(self.display.say)
             machine.install_packages(PACKAGES, why="for root file systems", say=self.display.say)
-            phase.result = f"Docker {client.version()['Version']}"
-        settings = read_settings()
+            version = str(client.version()["Version"])
+            phase.result = f"Docker {version}"
         with self.phase(state, "bundle") as phase:
             bundle = self._bundle(settings, phase)
             state.bundle = str(bundle.directory)
-        wanted = read_nodes(self.inventory, state.subnet)
-        with self.phase(state, "nodes") as phase:
-            phase.result = self._nodes(client, state, wanted, settings)
-        write_env(self.paths, {name: bundle.file_path(name) for name in ("kubectl", "helm") if bundle.has_file(name)})
-        return state, wanted
+        with self.phase(state, "node image") as phase:
+            image = self._image(client, settings)
+            if state.detected.engine_version != version:
+                self.display.detail("what nodes may do on this engine")
+                state.detected = engine.detect(client, image)
+            phase.result = image
+        return client, image, bundle
 
     def _bundle(self, settings: Settings, phase: Phase) -> Bundle:
         lock = load_lock(None)
@@ -125,40 +152,18 @@ class Bringup:
         phase.result = f"{len(bundle.manifest.files)} files ({parts}), {len(bundle.manifest.images)} images"
         return bundle
 
-    def _nodes(
-        self, client: docker.DockerClient, state: LabState, wanted: Sequence[LabNode], settings: Settings
-    ) -> str:
-        self.display.detail("root file system")
-
+    def _image(self, client: docker.DockerClient, settings: Settings) -> str:
         def report(event: BuildEvent) -> None:
             self.display.detail(f"root file system: {event.detail or event.state}")
 
         mirror = settings.mirrors.apt
         sources = (f"deb {mirror} bookworm main", f"deb {mirror} bookworm-updates main") if mirror else ()
-        rootfs = build_node_rootfs(
-            BuildContext(
-                store=settings.store_root, cache_dir=settings.cache / "images", on_event=report, apt_sources=sources
-            )
+        context = BuildContext(
+            store=settings.store_root, cache_dir=settings.cache / "images", on_event=report, apt_sources=sources
         )
-        self.display.detail("node image")
-        image = nodes.import_image(client, rootfs.path, digest=rootfs.sha256)
-        version = str(client.version()["Version"])
-        if state.detected.engine_version != version:
-            self.display.detail("what nodes may do on this engine")
-            state.detected = engine.detect(client, image)
-        self.display.detail(" ".join(node.name for node in wanted))
-        made = nodes.ensure_nodes(
-            client,
-            state,
-            self.paths,
-            wanted,
-            image=image,
-            proxies=settings.mirrors.proxy_environment(),
-            say=self.display.say,
-        )
-        if not made:
-            return f"{' '.join(node.name for node in wanted)} are up"
-        return " ".join(f"{node.name}{'' if node.name in made else ' (kept)'}" for node in wanted)
+        rootfs = build_node_rootfs(context)
+        self.display.detail("importing it")
+        return nodes.import_image(client, rootfs.path, digest=rootfs.sha256)
 
     def site(self, state: LabState, arguments: Sequence[str]) -> SiteRun:
         """Run site.yml over ssh, exactly as on real machines.

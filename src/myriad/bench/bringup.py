@@ -1,0 +1,130 @@
+"""`make bench-bringup`: the cluster by direct commands, then by site.yml, on fresh nodes and the same artifacts.
+
+Prints one JSON object a line: phases of both, both totals, and their ratio, all from one run on one machine. Everything
+it makes has names, a network and a folder (`.lab-bench/`) of its own; a lab that is up stays, but takes part of the
+machine, so take it down for figures to keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from myriad.bench.floor import Floor, floor_name
+from myriad.errors import MyriadError
+from myriad.lab import nodes
+from myriad.lab.display import Display
+from myriad.lab.preflight import gather, judge, lab_name
+from myriad.lab.site import run_site
+from myriad.lab.state import LabPaths, LabState, clone_root, save_state
+from myriad.lab.topology import read_nodes
+from myriad.lab.up import Bringup
+from myriad.stack.settings import read_settings
+
+
+def emit(**values: Any) -> None:
+    """One JSON line on standard output, at once."""
+    print(json.dumps(values), flush=True)
+
+
+def _fresh(paths: LabPaths, name: str, base: LabState) -> LabState:
+    """A record for nodes of another name on a free subnet, with the facts of this engine."""
+    verdict = judge(gather(dict(os.environ), network=name))
+    if not verdict.subnet:
+        raise MyriadError("no subnet is free for the benchmark", hint="docker network prune")
+    shutil.rmtree(paths.dir, ignore_errors=True)
+    paths.make()
+    gateway = ".".join(verdict.subnet.split(".")[:3]) + ".1"
+    state = LabState(
+        name=name, network=name, subnet=verdict.subnet, gateway=gateway, detected=base.detected, bundle=base.bundle
+    )
+    save_state(paths, state)
+    return state
+
+
+def main(arguments: list[str]) -> int:
+    """Run both and print the ratio. `--keep` leaves the nodes of the site run for a look."""
+    clone = clone_root()
+    display = Display(Console(stderr=True, highlight=False, soft_wrap=True))
+    paths = LabPaths(clone, folder=".lab-bench")
+    settings = read_settings()
+    work = Bringup(clone, display, paths=paths)
+    base = LabState(name=lab_name(str(clone)))
+    client, image, bundle = work.ready(base, settings)
+    inventory = clone / "inventories" / "lab"
+    floor = floor_name(base.name)
+    bench = f"{base.name}-bench"
+    for name in (floor, bench):
+        nodes.remove_lab(client, name)
+    try:
+        with tempfile.TemporaryDirectory(prefix="myriad-floor-") as scratch:
+            state = _fresh(paths, floor, base)
+            run = Floor(
+                client,
+                bundle,
+                state,
+                read_nodes(inventory, state.subnet),
+                image=image,
+                scratch=Path(scratch),
+                report=lambda name, seconds: emit(arm="floor", phase=name, seconds=round(seconds, 1)),
+            )
+            run.prepare()
+            floor_s = run.run()
+            emit(arm="floor", phase="total", seconds=round(floor_s, 1))
+        nodes.remove_lab(client, floor)
+
+        state = _fresh(paths, bench, base)
+        wanted = read_nodes(inventory, state.subnet)
+        started = time.monotonic()
+        nodes.ensure_nodes(client, state, paths, wanted, image=image)
+        nodes_s = time.monotonic() - started
+        emit(arm="site", phase="nodes", seconds=round(nodes_s, 1))
+        with display.phase("site"):
+            site = run_site(paths, display, ["-e", "myriad_full=true"])
+        if site.code:
+            tail = "\n  ".join(site.log.read_text(errors="replace").strip().splitlines()[-12:])
+            raise MyriadError(f"site.yml ended with {site.code}:\n  {tail}", where=str(site.log))
+        for name, seconds in site.progress.plays.items():
+            emit(arm="site", phase=name, seconds=round(seconds, 1))
+        emit(arm="site", phase="total", seconds=round(nodes_s + site.seconds, 1))
+        emit(
+            floor_s=round(floor_s, 1),
+            site_s=round(nodes_s + site.seconds, 1),
+            site_yml_s=round(site.seconds, 1),
+            ratio=round((nodes_s + site.seconds) / floor_s, 2),
+            tasks_on_a_worker=max((site.progress.tasks.get(node.name, 0) for node in wanted[1:]), default=0),
+            nodes=len(wanted),
+            cores=os.cpu_count(),
+            bundle=bundle.digest[:12],
+            commit=_commit(clone),
+        )
+    finally:
+        nodes.remove_lab(client, floor)
+        if "--keep" not in arguments:
+            nodes.remove_lab(client, bench)
+            shutil.rmtree(paths.dir, ignore_errors=True)
+    return 0
+
+
+def _commit(clone: Path) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(clone), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except MyriadError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
