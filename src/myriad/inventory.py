@@ -29,7 +29,7 @@ from ansible.utils.display import Display
 from ansible.utils.vars import combine_vars
 
 from myriad.fleet import names
-from myriad.fleet.model import DESCRIPTION_VARIABLES, HOST_VARIABLES
+from myriad.fleet.model import HOST_VARIABLES
 from myriad.fleet.problems import Origin, Problem
 from myriad.fleet.schema import dotted
 from myriad.fleet.source import KeyPath, RawGroup, RawHost, RawInventory
@@ -72,13 +72,26 @@ def read_inventory(*sources: str | os.PathLike[str]) -> RawInventory:
     return raw
 
 
+class _Loader(DataLoader):  # type: ignore[misc]  # ansible-core is untyped
+    """Parses each file once and hands out the same data: copying it was half the time of a large inventory.
+
+    Ansible's inventory plugins read what they get; the only thing that they change is a section written as one word.
+    """
+
+    def load_from_file(self, file_name: str, *args: Any, **kwargs: Any) -> Any:
+        kwargs["unsafe"] = True  # ansible's word for "not copied"
+        return super().load_from_file(file_name, *args, **kwargs)
+
+
 class _Reader:
     def __init__(self, sources: Sequence[str], raw: RawInventory) -> None:
         self.raw = raw
         # Absolute paths inside, the paths that the user typed in messages.
         self.sources = [source if "," in source else str(Path(source).absolute()) for source in sources]
         self.typed = {str(Path(source).resolve()): source.rstrip("/") or "/" for source in sources if "," not in source}
-        self.loader = DataLoader()
+        self.loader = _Loader()
+        self.shown_paths: dict[str, str] = {}
+        self.folders = {kind: tuple(self.variable_folders(kind)) for kind in ("group_vars", "host_vars")}
         self.definitions = Definitions()
         self.bad_files: set[str] = set()
         self.file_cache: dict[tuple[str, str], dict[str, Any]] = {}
@@ -132,7 +145,7 @@ class _Reader:
 
     def scan_variable_files(self) -> None:
         for kind in ("group_vars", "host_vars"):
-            for folder in self.variable_folders(kind):
+            for folder in self.folders[kind]:
                 for path in sorted(folder.rglob("*")):
                     if not path.is_file() or path.suffix not in {"", *_YAML_SUFFIXES} or path.name.startswith("."):
                         continue
@@ -146,7 +159,13 @@ class _Reader:
 
     def shown(self, path: str | os.PathLike[str]) -> str:
         """The path as the user would type it: below the inventory that was given."""
-        resolved = Path(path).resolve()
+        text = os.fspath(path)
+        if text not in self.shown_paths:
+            self.shown_paths[text] = self.path_as_typed(Path(text))
+        return self.shown_paths[text]
+
+    def path_as_typed(self, path: Path) -> str:
+        resolved = path.resolve()
         for root, typed in self.typed.items():
             base = Path(root)
             if resolved == base:
@@ -244,30 +263,24 @@ class _Reader:
         for name, host in manager.hosts.items():
             groups = [group for group in host.get_groups() if group.name != "all"]
             inherited = self.group_variables(manager, groups)
-            own = combine_vars(host.vars, self.host_file_variables(name))
-            wanted = {
-                key: own.get(key, inherited.get(key))
-                for key in {key for key in (*own, *inherited) if key == _ADDRESS or _is_described(key)}
-                if key not in DESCRIPTION_VARIABLES or key in own
-            }
-            values = {
-                str(key): value
-                for key, value in wanted.items()
-                if key == _ADDRESS or key in own or key in HOST_VARIABLES
-            }
-            origin = self.definitions.hosts.get(str(name))
+            from_files = self.host_file_variables(name)
+            own = combine_vars(host.vars, from_files) if from_files else host.vars
+            # What describes the site (myriad_teams, ...) is read once, from group all; a misplaced one counts here.
+            values = {key: inherited[key] for key in (_ADDRESS, *HOST_VARIABLES) if key in inherited}
+            mine = {key: value for key, value in own.items() if key == _ADDRESS or _is_described(key)}
+            values.update(mine)
             raw_host = RawHost(
                 name=str(name),
                 groups=frozenset({"all", *(str(group.name) for group in groups)}),
-                own=frozenset(str(key) for key in own if key in values),
-                origin=origin,
+                own=frozenset(str(key) for key in mine),
+                origin=self.definitions.hosts.get(str(name)),
                 origins=self.origins_of(values),
             )
             for key, value in values.items():
                 if _may_be_template(value):
                     value = self.template_for_host(host, key, value, combine_vars(inherited, own))
                 if value is not _UNREADABLE:
-                    raw_host.variables[key] = _plain(value)
+                    raw_host.variables[str(key)] = _plain(value)
                 else:
                     self.raw.complete = False
             self.raw.hosts[str(name)] = raw_host
@@ -283,7 +296,7 @@ class _Reader:
         layers += [group.get_vars() for group in ordered]
         layers.append(self.file_variables("group_vars", "all"))
         # Each source's files for all groups come before the next source's.
-        for folder in self.variable_folders("group_vars"):
+        for folder in self.folders["group_vars"]:
             layers += [self.folder_variables(folder, str(group.name)) for group in ordered]
         merged: dict[str, Any] = {}
         for layer in layers:
@@ -293,7 +306,7 @@ class _Reader:
 
     def file_variables(self, kind: str, name: str) -> dict[str, Any]:
         merged: dict[str, Any] = {}
-        for folder in self.variable_folders(kind):
+        for folder in self.folders[kind]:
             merged = combine_vars(merged, self.folder_variables(folder, name))
         return merged
 
@@ -313,7 +326,7 @@ class _Reader:
 
     def host_file_variables(self, name: str) -> dict[str, Any]:
         merged: dict[str, Any] = {}
-        for folder in self.variable_folders("host_vars"):
+        for folder in self.folders["host_vars"]:
             key = (str(folder), "")
             if key not in self.file_cache:
                 self.file_cache[key] = {path.name.split(".")[0]: True for path in folder.iterdir()}
@@ -329,7 +342,7 @@ class _Reader:
             ("host_vars", "host", {str(name) for name in manager.hosts}),
         )
         for kind, what, known in known_by_kind:
-            for folder in self.variable_folders(kind):
+            for folder in self.folders[kind]:
                 for path in sorted(folder.iterdir()):
                     name = path.name
                     stem = path.stem if path.suffix in _YAML_SUFFIXES else name

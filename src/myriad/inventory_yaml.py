@@ -184,10 +184,11 @@ def _scan_hosts(
             if host not in found.hosts or (isinstance(variables, yaml.MappingNode) and variables.value):
                 found.hosts[host] = Origin(shown, line)
             if first is not None:
+                lines = f"both on line {line}" if first == line else f"lines {first} and {line}"
                 found.problems.append(
                     Problem(
                         "host-twice",
-                        f"is listed twice in group {group} (lines {first} and {line}); remove one of them",
+                        f"is listed twice in group {group} ({lines}); remove one of them",
                         hosts=(host,),
                         origin=Origin(shown, line),
                     )
