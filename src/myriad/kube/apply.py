@@ -257,6 +257,10 @@ class Applier:
             return
         if resource.namespaced and not key.namespace:
             key = Identity(key.api_version, key.kind, "default", key.name)
+        if not resource.namespaced and key.namespace:
+            # Charts give cluster-wide objects the release's namespace; the server drops it.
+            key = Identity(key.api_version, key.kind, "", key.name)
+            obj = {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name != "namespace"}}
         live = self._find(key, resource)
         if live is None and self.options.existing_only:
             with self._lock:
@@ -349,6 +353,8 @@ class Applier:
         names = {(key.kind, key.namespace, key.name) for key in wanted}
         # A wanted object without a namespace lies in the default one.
         names |= {(key.kind, "default", key.name) for key in wanted if not key.namespace}
+        # A cluster-wide object lies in none, whatever its manifest says.
+        names |= {(key.kind, "", key.name) for key in wanted}
         gone = [key for key in self._live if (key.kind, key.namespace, key.name) not in names]
 
         def remove(key: Identity) -> None:
