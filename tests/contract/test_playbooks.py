@@ -143,3 +143,52 @@ def test_a_misspelt_variable_would_be_found() -> None:
     names = variable_names({"all": {"vars": {"kueue_replica": 1, "pools": [{"kueue_replicas": 2}]}}})
     assert {"kueue_replica", "kueue_replicas"} <= names
     assert "kueue_replica" not in declared_variables()["kueue"]
+
+
+def site_plays() -> list[dict[str, Any]]:
+    plays: list[dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
+    return [play for play in plays if play.get("roles")]
+
+
+def role_names(play: dict[str, Any]) -> list[str]:
+    names = [item["role"] if isinstance(item, dict) else item for item in play["roles"]]
+    return [name.removeprefix("myriad.gpu.") for name in names]
+
+
+def site_order() -> list[str]:
+    """Every role once, in the order in which the site comes to it."""
+    return list(dict.fromkeys(role for play in site_plays() for role in role_names(play)))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_scenario_runs_its_role_on_the_hosts_of_the_site(role: str) -> None:
+    """One play, the same kind of hosts, the same bindings as in site.yml."""
+    converge = yaml.safe_load((ROOT / "molecule" / role / "converge.yml").read_text())
+    assert len(converge) == 1
+    assert role_names(converge[0])[-1] == role
+    plays = [play for play in site_plays() if role in role_names(play)]
+    hosts = {play["hosts"].replace(":&site_work", "").replace(":!control_plane", "") for play in plays}
+    hosts |= {"control_plane:gpu_nodes"} if "site_work" in hosts else set()
+    hosts |= {"control_plane[0]"} if any("groups['registry']" in pattern for pattern in hosts) else set()
+    assert converge[0]["hosts"] in hosts
+    assert converge[0]["vars_files"] == ["../../playbooks/vars/stack.yml"]
+    assert converge[0].get("connection") in {play.get("connection") for play in plays}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_scenario_prepares_with_roles_that_the_site_runs_before(role: str) -> None:
+    path = ROOT / "molecule" / role / "prepare.yml"
+    order = site_order()
+    if not path.exists():
+        assert order.index(role) == 0, f"{role} has nothing before it"
+        return
+    imported = {Path(play["ansible.builtin.import_playbook"]).parent.name for play in yaml.safe_load(path.read_text())}
+    assert len(imported) == 1, "a scenario names the one before it, which names what it needs itself"
+    before = imported.pop()
+    assert order.index(before) < order.index(role) or {before, role} == {"kubernetes_control_plane", "kubernetes_node"}
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=relative)
+def test_an_inventory_describes_a_site_without_error(inventory: Path) -> None:
+    done = run("myriad", "validate", "-i", str(inventory), "--json")
+    assert done.returncode == 0, done.stdout
