@@ -268,7 +268,7 @@ def _start_controllers(plane: ControlPlane, complete_pods: bool) -> None:
             "--controllers=job-controller,namespace-controller,garbage-collector-controller,node-lifecycle-controller,"
             "taint-eviction-controller,pod-garbage-collector-controller,resourcequota-controller",
             f"--secure-port={_free_port()}",
-            "--node-monitor-grace-period=20s",
+            "--node-monitor-grace-period=120s",
         ],
     )
     plane.start(
