@@ -6,7 +6,6 @@ nodes, greedily first (few nodes, best fit last) and, where that fails for sever
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 DOUBT = 1.0
 """A node penalty of this size or more is a doubt about the node: avoided wherever the tier does not get worse."""
 
+_MAX_CHOICES = 64  # combinations of domains for bound podsets that are packed with the whole gang
 _MAX_OPTIONS = 4096  # ways to mix podsets on one node before the exact search gives up
 
 
@@ -177,65 +177,95 @@ class Packer:
         """
         bound = [k for k, d in enumerate(self.demands) if d.limit < rank]
         if not bound:
-            return self._pack_flat(lo, hi, rank, {})
-        for tried, chosen in enumerate(self._choices(bound, lo, hi)):
-            if tried > self.policy.search_limit // 50:
+            return self._pack_flat(range(len(self.demands)), lo, hi, rank, {})
+        for tried, ranges in enumerate(self._choices(bound, lo, hi)):
+            if tried >= _MAX_CHOICES:
                 self.complete = False
                 break
-            packed = self._pack_flat(lo, hi, rank, dict(zip(bound, chosen, strict=True)))
+            packed = self._pack_flat(range(len(self.demands)), lo, hi, rank, ranges)
             if packed is not None:
                 return packed
         return None
 
-    def _choices(self, bound: Sequence[int], lo: int, hi: int) -> Iterator[tuple[tuple[int, int], ...]]:
-        """Domains for the bound demands, best fit first: every combination of ranges that hold them alone.
+    def _choices(self, bound: Sequence[int], lo: int, hi: int) -> Iterator[dict[int, tuple[int, int]]]:
+        """Domains for the bound demands, best fit first: every combination of ranges that can hold them together.
 
-        Demands of one podset group share a range.
+        Demands of one podset group share a range. A range that more than one of them would use is packed for real
+        before the search goes deeper, so that a pair that cannot share a rack is found out once.
         """
-        units: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for k in bound:
-            units.setdefault(self.demands[k].spec.group or k, []).append(k)
-        options: list[list[tuple[int, int]]] = []
-        for members in units.values():
-            limit = min(self.demands[k].limit for k in members)
-            cap = sum(self.caps[k] for k in members)
-            if limit == 0:
-                starts = np.arange(lo, hi)
-                stops = starts + 1
-                inside = np.ones(hi - lo, dtype=np.bool_)
-                for k in members:
-                    inside &= self.caps[k][lo:hi] >= self.demands[k].count
-                sums = np.asarray(cap)[lo:hi]
-            else:
-                level = self.snapshot.level[len(self.snapshot.level) - limit]
-                starts, stops = level.starts, level.stops
-                inside = (starts >= lo) & (stops <= hi) & level.valid
-                for k in members:
-                    inside &= level.sums(self.caps[k]) >= self.demands[k].count
-                sums = level.sums(np.asarray(cap))
-            fits = sorted((int(sums[g]), int(starts[g]), int(stops[g])) for g in np.flatnonzero(inside))
-            options.append([(a, b) for _, a, b in fits])
-        where = {k: u for u, members in enumerate(units.values()) for k in members}
-        for chosen in itertools.product(*options):
-            yield tuple(chosen[where[k]] for k in bound)
+            groups.setdefault(self.demands[k].spec.group or k, []).append(k)
+        units = list(groups.values())
+        options = [self._ranges(members, lo, hi) for members in units]
+        shared: dict[tuple[int, int, tuple[int, ...]], bool] = {}
 
-    def _pack_flat(self, lo: int, hi: int, rank: int, ranges: dict[int, tuple[int, int]]) -> list[IntArray] | None:
+        def share(outer: tuple[int, int], ranges: dict[int, tuple[int, int]]) -> bool:
+            inside = tuple(sorted(k for k, (a, b) in ranges.items() if outer[0] <= a and b <= outer[1]))
+            if len(inside) < 2:
+                return True
+            key = (*outer, inside)
+            if key not in shared:
+                narrow = {k: ranges[k] for k in inside}
+                shared[key] = self._pack_flat(inside, *outer, 1, narrow) is not None
+            return shared[key]
+
+        def extend(u: int, ranges: dict[int, tuple[int, int]]) -> Iterator[dict[int, tuple[int, int]]]:
+            if u == len(units):
+                yield ranges
+                return
+            for chosen in options[u]:
+                self._budget -= 1
+                if self._budget < 0:
+                    self.complete = False
+                    return
+                more = {**ranges, **dict.fromkeys(units[u], chosen)}
+                # The range itself, and every wider one chosen before that encloses it.
+                around = {chosen, *(r for r in ranges.values() if r[0] <= chosen[0] and chosen[1] <= r[1])}
+                if all(share(outer, more) for outer in sorted(around)):
+                    yield from extend(u + 1, more)
+
+        return extend(0, {})
+
+    def _ranges(self, members: Sequence[int], lo: int, hi: int) -> list[tuple[int, int]]:
+        """Domains of the members' narrowest required level inside the range that hold each member, fullest first."""
+        limit = min(self.demands[k].limit for k in members)
+        if limit == 0:
+            starts = np.arange(lo, hi)
+            stops = starts + 1
+            inside = np.ones(hi - lo, dtype=np.bool_)
+            held = [self.caps[k][lo:hi] for k in members]
+        else:
+            level = self.snapshot.level[len(self.snapshot.level) - limit]
+            starts, stops = level.starts, level.stops
+            inside = (starts >= lo) & (stops <= hi) & level.valid
+            held = [level.sums(self.caps[k]) for k in members]
+        for k, sums in zip(members, held, strict=True):
+            inside = inside & (sums >= self.demands[k].count)
+        fits = sorted((sum(int(h[g]) for h in held), int(starts[g]), int(stops[g])) for g in np.flatnonzero(inside))
+        return [(a, b) for _, a, b in fits]
+
+    def _pack_flat(
+        self, chosen: Sequence[int], lo: int, hi: int, rank: int, ranges: dict[int, tuple[int, int]]
+    ) -> list[IntArray] | None:
+        """Pack the chosen demands into lo..hi, those in ``ranges`` into their own part of it."""
         free = self.free[:, lo:hi].copy()
         out: list[IntArray] = []
         used: BoolArray | None = None
         masks = []
-        for k, d in enumerate(self.demands):
-            mask = d.mask[lo:hi]
+        for k in chosen:
+            mask = self.demands[k].mask[lo:hi]
             if k in ranges:
                 a, b = ranges[k]
                 mask = mask.copy()
                 mask[: a - lo] = False
                 mask[b - lo :] = False
             masks.append(mask)
-        for k, d in enumerate(self.demands):
-            cap = self.caps[k][lo:hi] if used is None and k not in ranges else capacity(d, free, masks[k])
+        for k, mask in zip(chosen, masks, strict=True):
+            d = self.demands[k]
+            cap = self.caps[k][lo:hi] if used is None and k not in ranges else capacity(d, free, mask)
             if int(cap.sum()) < d.count:
-                return self._pack_exact(lo, hi, masks) if len(self.demands) > 1 else None
+                return self._pack_exact(chosen, lo, hi, masks) if len(chosen) > 1 else None
             counts = self._near(cap, d.count, lo, hi, rank, used, free, d)
             out.append(counts)
             free[d.rows] -= d.amounts[:, None] * counts[None, :]
@@ -319,18 +349,19 @@ class Packer:
 
     # -- exact search --------------------------------------------------------------------------------------------
 
-    def _pack_exact(self, lo: int, hi: int, masks: Sequence[BoolArray]) -> list[IntArray] | None:
+    def _pack_exact(self, chosen: Sequence[int], lo: int, hi: int, masks: Sequence[BoolArray]) -> list[IntArray] | None:
         """Node by node, keep every vector of pods placed so far that no other vector equals or exceeds.
 
         Exact for any mix of resources; bounded by the policy's search_limit (then `complete` turns False).
         """
-        goal = tuple(d.count for d in self.demands)
-        alone = np.stack([capacity(d, self.free[:, lo:hi], m) for d, m in zip(self.demands, masks, strict=True)])
+        demands = [self.demands[k] for k in chosen]
+        goal = tuple(d.count for d in demands)
+        alone = np.stack([capacity(d, self.free[:, lo:hi], m) for d, m in zip(demands, masks, strict=True)])
         if (alone.sum(axis=1) < np.array(goal)).any():
             return None
         nodes = np.flatnonzero(alone.any(axis=0))
         nodes = nodes[np.lexsort((nodes, *(-row[nodes] for row in reversed(alone))))]
-        rows = np.unique(np.concatenate([d.rows for d in self.demands]))
+        rows = np.unique(np.concatenate([d.rows for d in demands]))
         cached: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         start = (0,) * len(goal)
         frontier: list[tuple[int, ...]] = [start]
@@ -340,7 +371,7 @@ class Packer:
             key = (*column[rows].tolist(), *(bool(m[i]) for m in masks))
             options = cached.get(key)
             if options is None:
-                options = cached[key] = self._options(column, alone[:, i])
+                options = cached[key] = self._options(demands, column, alone[:, i])
             step: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
             for state in frontier:
                 for option in options:
@@ -356,7 +387,7 @@ class Packer:
             frontier = _undominated(step)
         return None
 
-    def _options(self, column: IntArray, most: IntArray) -> list[tuple[int, ...]]:
+    def _options(self, demands: Sequence[Demand], column: IntArray, most: IntArray) -> list[tuple[int, ...]]:
         """Mixes of pods that fill one node, none of them smaller than another in every podset."""
         mixes: list[tuple[int, ...]] = []
 
@@ -364,9 +395,9 @@ class Packer:
             if len(mixes) > _MAX_OPTIONS:
                 self.complete = False
                 return
-            d = self.demands[k]
+            d = demands[k]
             room = min(int((left[d.rows] // d.amounts).min()), int(most[k]))
-            if k == len(self.demands) - 1:
+            if k == len(demands) - 1:
                 mixes.append((*chosen, max(room, 0)))
                 return
             for n in range(max(room, 0), -1, -1):
