@@ -137,6 +137,9 @@ def write_bundle(manifest: Manifest, out: Path, store: Store) -> Bundle:
         wanted.add(target)
         if not (target.is_file() and target.stat().st_size == blob.size):
             link_or_copy(store.need(blob.sha256), target)
+    for entry in manifest.files:
+        if entry.kind == "binary":
+            bundle.path(entry.sha256).chmod(0o555)  # a program runs from where it lies
     temporary = out / f".{MANIFEST}.{os.getpid()}"
     temporary.write_bytes(manifest_bytes(manifest))
     temporary.replace(out / MANIFEST)

@@ -189,7 +189,7 @@ class Bundle:
         return self.directory / "sha256" / value[:2] / value
 
     def file_path(self, name: str) -> Path:
-        """Where a file lies in the bundle (its name there is its digest, and it is not executable)."""
+        """Where a file lies in the bundle (under its digest; a program runs from there)."""
         return self.path(self.file(name).sha256)
 
     def blobs(self) -> Iterator[tuple[str, Blob]]:

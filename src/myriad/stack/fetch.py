@@ -122,6 +122,12 @@ class Fetcher:
         self._client = client or make_client(settings)
         self._wait = wait
 
+    def __enter__(self) -> Fetcher:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._client.close()
+
     def fetch(self, wanted: Wanted, *, progress: Progress = _no_progress) -> Path:
         """Download one file unless the store has it. Returns its path in the store.
 

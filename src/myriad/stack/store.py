@@ -177,6 +177,6 @@ class Store:
         target = self.path(value)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Read-only: bundles hold hard links to it, and whoever edits a blob in place would change them all.
-        # Read-only, since the name is the content; executable, so that a program runs from where it lies.
+        # Executable, so that a program runs from where it lies.
         temporary.chmod(0o555)
         temporary.replace(target)
