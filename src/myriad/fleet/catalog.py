@@ -89,7 +89,10 @@ def model_fault(name: str) -> str | None:
     if name in CATALOG:
         return None
     wanted = name.lower().replace("-", "").replace("_", "").replace(" ", "")
-    begins = [known for known in CATALOG if known.lower().replace("-", "").startswith(wanted)] if wanted else []
+    plain = {known.lower().replace("-", ""): known for known in CATALOG}
+    begins = [known for text, known in plain.items() if wanted and text.startswith(wanted)]
+    if wanted in plain:
+        begins = [plain[wanted]]
     if len(begins) > 1:
         return f'"{name}" is not a GPU model; is it {", ".join(begins[:-1])} or {begins[-1]}?'
     best = begins[0] if begins else closest(name, CATALOG)

@@ -71,8 +71,8 @@ def check(raw: RawInventory) -> Checked:
     )
     shares = check_shares(fleet, raw)
     if errors([*problems, *shares]):
-        # Quotas that were refused count as nothing here: what is left over says nothing yet.
-        shares = [problem for problem in shares if problem.rule != "capacity-unowned"]
+        # What was refused counts as absent here: that something is left over says nothing yet.
+        shares = [problem for problem in shares if problem.rule not in {"capacity-unowned", "unused-cohort"}]
     problems += shares
     return Checked(fleet=fleet, problems=tuple(fold(problems)))
 

@@ -46,6 +46,13 @@ class _Shares:
 
     def sections(self) -> Iterator[Problem]:
         variables = self.raw.variables
+        levels = self.fleet.cluster.topology_levels
+        for level in dict.fromkeys(level for level in levels if levels.count(level) > 1):
+            yield self.problem(
+                ("myriad_cluster", "topology_levels"),
+                "level-twice",
+                f'names "{level}" twice; every level has a name of its own',
+            )
         if not variables.get("myriad_pools"):
             yield self.problem(
                 ("myriad_pools",), "missing", "is missing; describe at least one pool: {h100: {model: H100-SXM5-80GB}}"
@@ -270,7 +277,8 @@ class _Shares:
                     if first != place:
                         yield Problem(
                             "name-clash",
-                            f'is in "{"/".join(place)}", which Volcano cannot tell from "{"/".join(first)}": rename',
+                            f'is in "{"/".join(place)}", which Volcano cannot tell from "{"/".join(first)}": '
+                            "rename one of them",
                             key="myriad_location",
                             hosts=(host.name,),
                             origin=self.raw.hosts[host.name].origins.get("myriad_location"),

@@ -102,12 +102,14 @@ class _Reader:
             fault = names.dns_label_fault(name)
             if fault is not None:
                 self.report((variable, name), "name", fault)
+            if not isinstance(name, str):
+                continue
             if value is None:
                 value = {}
             if not isinstance(value, Mapping):
                 self.report((variable, name), "shape", f"is {names.show(value)}; {self.shape_of(kind)}")
                 continue
-            result[str(name)] = self.part((variable, name), dict(value), kind)
+            result[name] = self.part((variable, name), dict(value), kind)
         return result
 
     def priorities(self) -> dict[str, int]:
