@@ -18,12 +18,14 @@ from myriad.scheduler.decisions import DecisionLog
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.leader import LeaderElection
 from myriad.scheduler.metrics import Metrics
+from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.settings import Settings
 from myriad.scheduler.steering import Steering
 
 log = logging.getLogger("myriad.scheduler")
 
 _STUCK_S = 120.0
+_COPY_INTERVAL_S = 2.0
 
 
 class Extension:
@@ -35,7 +37,8 @@ class Extension:
         self.stop = threading.Event()
         self.cache = Cache(check_name=settings.admission_check)
         self.metrics = Metrics()
-        self.decisions = DecisionLog(settings.decisions, max_bytes=settings.decisions_max_bytes)
+        self._log = DecisionLog(settings.decisions, max_bytes=settings.decisions_max_bytes)
+        self.decisions = RecordBook(self._log)
         self.leader = LeaderElection(
             api,
             namespace=settings.namespace,
@@ -55,6 +58,8 @@ class Extension:
             events=EventSink(api, interval_s=settings.event_interval_s),
             metrics=self.metrics,
         )
+        self._copier = Copier(api, self.decisions, namespace=settings.namespace, port=settings.port)
+        self._copy_due = every(_COPY_INTERVAL_S, time.monotonic)
         self._beat = time.monotonic()
 
     def not_ready(self) -> list[str]:
@@ -87,6 +92,8 @@ class Extension:
                 ready = not missing
                 log.info("the cache follows" if ready else f"the cache does not follow: {', '.join(missing)}")
             if missing or not self.leader.is_leader():
+                if self._copy_due() and self.leader.holder not in ("", self.settings.identity):
+                    self._copier.copy(self.leader.holder)
                 # Followers keep the cache warm; the version is not taken as seen, so that a new leader starts at once.
                 self.stop.wait(0.25)
                 continue
@@ -101,7 +108,7 @@ class Extension:
                 self.stop.wait(1.0)
         self.leader.join(timeout=5.0)
         server()
-        self.decisions.close()
+        self._log.close()
         self.api.close()
 
     def _serve(self) -> Stopper:

@@ -16,11 +16,11 @@ from starlette.routing import Route
 from myriad.errors import MyriadError
 from myriad.kube.client import Api
 from myriad.scheduler.cache import Cache
-from myriad.scheduler.decisions import DecisionLog
 from myriad.scheduler.evidence import gather
 from myriad.scheduler.inquiry import queue_report, status_report, why_job
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.page import render
+from myriad.scheduler.records import RecordBook
 
 _MOST_RECORDS = 1000
 
@@ -37,7 +37,7 @@ class Parts:
 
     api: Api
     cache: Cache
-    decisions: DecisionLog
+    decisions: RecordBook
     metrics: Metrics
     not_ready: Callable[[], list[str]]
     faults: Callable[[], list[str]]
@@ -96,8 +96,13 @@ def build_app(parts: Parts) -> Starlette:
         )
         return JSONResponse([r.as_dict() for r in records])
 
+    def tail(request: Request) -> Response:
+        params = request.query_params
+        after = params.get("after", "0")
+        return JSONResponse(parts.decisions.tail(params.get("epoch", ""), int(after) if after.isdigit() else 0))
+
     def page(_: Request) -> Response:
-        newest = [r.as_dict() for r in parts.decisions.read(limit=20)]
+        newest = [r.as_dict() for r in parts.decisions.newest(20)]
         html = render(_status(), queue_report(parts.cache), newest)
         headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return HTMLResponse(html, headers=headers)
@@ -120,6 +125,7 @@ def build_app(parts: Parts) -> Starlette:
             Route("/v1/status", status),
             Route("/v1/queue", queue),
             Route("/v1/decisions", decisions),
+            Route("/v1/decisions/tail", tail),
             Route("/v1/why/{namespace}/{job}", why),
         ],
         exception_handlers=handlers,

@@ -18,13 +18,14 @@ from myriad.errors import MyriadError
 from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, FIELD_MANAGER, WORKLOADS, Api, ApiError
 from myriad.scheduler import attach
 from myriad.scheduler.cache import Cache
-from myriad.scheduler.decisions import DecisionLog, assigned_record, inputs_hash, record_of, utc_now
+from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, utc_now
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.inquiry import first_sentence
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, PodUse, place
 from myriad.scheduler.objects import PodSetUpdate, WorkloadView, seconds_since
 from myriad.scheduler.placement import fits_ever, plan, tier_of_assignment, tiers
+from myriad.scheduler.records import RecordBook
 from myriad.scheduler.rules import Wish, Write, next_write, steered_to, updates_for, with_updates
 from myriad.scheduler.settings import Settings, own_version
 from myriad.scheduler.snapshot import Snapshot
@@ -77,7 +78,7 @@ class Steering:
         api: Api,
         cache: Cache,
         settings: Settings,
-        decisions: DecisionLog,
+        decisions: RecordBook,
         events: EventSink,
         metrics: Metrics,
         policy: PlacementPolicy | None = None,

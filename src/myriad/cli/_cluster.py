@@ -1,0 +1,83 @@
+"""What the verbs about a running cluster share: a cache filled once with the caller's own credentials."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from myriad.errors import InputError, MyriadError
+from myriad.kube.client import LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
+from myriad.scheduler.cache import FOLLOWED, Cache
+from myriad.scheduler.objects import TEAM_LABEL
+
+Json = dict[str, Any]
+
+CHECK = "myriad"
+SERVICE = "/api/v1/namespaces/myriad-system/services/myriad-scheduler:http/proxy"
+
+
+def reach(kubeconfig: str | None) -> Api:
+    """The API server of --kubeconfig or $KUBECONFIG."""
+    return connect(kubeconfig, in_cluster=False)
+
+
+def read_cluster(api: Api) -> tuple[Cache, list[str]]:
+    """A cache with the cluster as it is now, and what the caller may not read.
+
+    Raises ClusterUnreachableError where nothing answers.
+    """
+    cache = Cache(check_name=CHECK)
+    missing: list[str] = []
+
+    def fetch(resource: Resource) -> list[Json] | None:
+        try:
+            return api.list(resource)[0]
+        except ApiError as error:
+            # A kind that is not served (no Kueue yet) or not allowed: the answer says so instead of failing.
+            if error.status in (401, 403, 404):
+                return None
+            raise
+
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        for resource, items in zip(FOLLOWED, pool.map(fetch, FOLLOWED), strict=True):
+            if items is None:
+                missing.append(resource.plural)
+            else:
+                cache.replace(resource.plural, items)
+    if WORKLOADS.plural in missing:
+        raise MyriadError(
+            "Kueue's Workloads cannot be read: Kueue is not installed, or these credentials may not see it",
+            where=api.base_url,
+            hint="`kubectl get workloads -A` shows which; the site run installs Kueue",
+        )
+    return cache, missing
+
+
+def split_job(job: str, namespace: str | None) -> tuple[str | None, str]:
+    """Namespace and name of `name` or `ns/name`. Raises InputError where the two disagree."""
+    before, slash, name = job.rpartition("/")
+    if not slash:
+        return namespace, name
+    if namespace and namespace != before:
+        raise InputError(f"the job is given as {job}, but -n says {namespace}", hint="give the namespace once")
+    return before, name
+
+
+def namespaces_of_teams(cache: Cache) -> list[str]:
+    """Namespaces that belong to a team, or have a queue."""
+    teams = {
+        body["metadata"]["name"]
+        for body in cache.listing(NAMESPACES)
+        if (body["metadata"].get("labels") or {}).get(TEAM_LABEL)
+    }
+    queues = {body["metadata"]["namespace"] for body in cache.listing(LOCAL_QUEUES)}
+    return sorted(teams | queues)
+
+
+def ask_extension(api: Api, path: str, params: dict[str, str] | None = None) -> Any | None:
+    """A document from the extension through the API server's service proxy; None where it does not answer."""
+    try:
+        return api.get_raw(f"{SERVICE}{path}", params=params)
+    except (MyriadError, json.JSONDecodeError):
+        return None
