@@ -143,13 +143,8 @@ def pin(
     if machine not in ("amd64", "arm64"):
         raise InputError(f"{machine!r} is neither amd64 nor arm64", where="--arch")
     store = Store(settings.store_root)
-    pins = find_pins(
-        lock,
-        name,
-        arch=machine,
-        fetcher=Fetcher(store=store, settings=settings),
-        puller=Puller(store=store, settings=settings),
-    )
+    with Fetcher(store=store, settings=settings) as fetcher, Puller(store=store, settings=settings) as puller:
+        pins = find_pins(lock, name, arch=machine, fetcher=fetcher, puller=puller)
     if pins and not dry_run:
         record_pins(path, pins)
     if as_json:

@@ -162,6 +162,10 @@ class _Builder:
 
     def files(self, plan: Plan) -> dict[str, FileEntry]:
         """All artifacts of the plan, in the lock's order."""
+        with self._fetcher:
+            return self._files(plan)
+
+    def _files(self, plan: Plan) -> dict[str, FileEntry]:
         done: dict[str, FileEntry] = {}
         releases: dict[tuple[str, str], list[Choice]] = {}
         for choice in plan.choices:

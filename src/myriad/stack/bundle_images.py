@@ -82,19 +82,19 @@ class ImageBuilder:
 
     def upstream_images(self, components: Mapping[str, Component]) -> list[ImageEntry]:
         """The images that these components take from a registry, by digest."""
-        puller = Puller(store=self._store, settings=self._settings)
-        arch = cast(Arch, self._settings.arch)
         made = []
-        for name, component in components.items():
-            for repo, image in component.upstream_images.items():
-                pin = image.sha256.get(arch, OPEN)
-                if pin == OPEN:
-                    continue
-                ref = image.ref.format(version=component.version)
-                started = time.monotonic()
-                as_ref = f"{repo}:{ref.rpartition(':')[2]}"
-                made.append(puller.pull(ref, sha256=pin, component=name, version=component.version, as_ref=as_ref))
-                self._on_event(Event(state="done", what=ref, how="image", seconds=time.monotonic() - started))
+        arch = cast(Arch, self._settings.arch)
+        with Puller(store=self._store, settings=self._settings) as puller:
+            for name, component in components.items():
+                for repo, image in component.upstream_images.items():
+                    pin = image.sha256.get(arch, OPEN)
+                    if pin == OPEN:
+                        continue
+                    ref = image.ref.format(version=component.version)
+                    started = time.monotonic()
+                    as_ref = f"{repo}:{ref.rpartition(':')[2]}"
+                    made.append(puller.pull(ref, sha256=pin, component=name, version=component.version, as_ref=as_ref))
+                    self._on_event(Event(state="done", what=ref, how="image", seconds=time.monotonic() - started))
         return made
 
     def _timed(self, name: str, build: Callable[[], BuiltImage]) -> BuiltImage:

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,37 @@ def make_client(settings: Settings) -> httpx.Client:
     )
 
 
+class LazyClient:
+    """An HTTP client that is made when it is first needed, and closed by whoever made it.
+
+    Args:
+        settings: for a client of its own.
+        client: a client that somebody else closes.
+    """
+
+    def __init__(self, settings: Settings, client: httpx.Client | None) -> None:
+        self._settings = settings
+        self._given = client
+        self._own: httpx.Client | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> httpx.Client:
+        """The client."""
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            if self._own is None:
+                self._own = make_client(self._settings)
+            return self._own
+
+    def close(self) -> None:
+        """Close a client that was made here."""
+        with self._lock:
+            if self._own is not None:
+                self._own.close()
+                self._own = None
+
+
 def _tls_context() -> ssl.SSLContext:
     # The system's certificates (SSL_CERT_FILE included), not certifi's: a site's proxy has its own authority there.
     return ssl.create_default_context()
@@ -119,7 +151,7 @@ class Fetcher:
     ) -> None:
         self._store = store
         self._settings = settings
-        self._client = client or make_client(settings)
+        self._client = LazyClient(settings, client)
         self._wait = wait
 
     def __enter__(self) -> Fetcher:
@@ -210,7 +242,7 @@ class Fetcher:
             _drop(partial)
             have = 0
         try:
-            with self._client.stream("GET", url, headers=headers) as response:
+            with self._client.get().stream("GET", url, headers=headers) as response:
                 if response.status_code == 416:
                     # Nothing beyond what is here: either it is whole, or the file has become shorter.
                     if expected is not None and sha256_of(partial) == expected:

@@ -17,11 +17,11 @@ from myriad.stack.bundle import Blob, ImageEntry, Origin
 from myriad.stack.fetch import (
     ChecksumError,
     FetchError,
+    LazyClient,
     NotReachableError,
     SlowServerError,
     TruncatedError,
     VanishedError,
-    make_client,
 )
 from myriad.stack.settings import Settings
 from myriad.stack.store import Store, plain_hex
@@ -61,8 +61,14 @@ class Puller:
     def __init__(self, *, store: Store, settings: Settings, client: httpx.Client | None = None) -> None:
         self._store = store
         self._settings = settings
-        self._client = client or make_client(settings)
+        self._client = LazyClient(settings, client)
         self._tokens: dict[str, str] = {}
+
+    def __enter__(self) -> Puller:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._client.close()
 
     def resolve(self, ref: str, *, arch: str) -> tuple[str, int]:
         """The digest (hex) and size in bytes of the manifest that a tag names for an architecture.
@@ -159,7 +165,8 @@ class Puller:
             if key in self._tokens:
                 headers["Authorization"] = f"Bearer {self._tokens[key]}"
             try:
-                response = self._client.send(self._client.build_request("GET", url, headers=headers), stream=True)
+                client = self._client.get()
+                response = client.send(client.build_request("GET", url, headers=headers), stream=True)
             except httpx.ReadTimeout as error:
                 raise SlowServerError("the registry does not send", where=url) from error
             except httpx.TransportError as error:
@@ -187,7 +194,7 @@ class Puller:
         if "service" in parameters:
             query["service"] = parameters["service"]
         try:
-            answer = self._client.get(parameters["realm"], params=query)
+            answer = self._client.get().get(parameters["realm"], params=query)
             answer.raise_for_status()
             body = answer.json()
             return str(body.get("token") or body["access_token"])
