@@ -47,6 +47,7 @@ from typing import Any
 from ansible import constants as C
 from ansible.playbook.task_include import TaskInclude
 from ansible.plugins.callback import CallbackBase
+from ansible_collections.myriad.gpu.plugins.plugin_utils.preload import preload
 
 EVENTS_VARIABLE = "MYRIAD_EVENTS"
 NAMED_HOSTS = 4
@@ -181,6 +182,8 @@ class CallbackModule(CallbackBase):
         self._check = bool(context.CLIARGS.get("check"))
         self._events.write("start", playbook=str(playbook._file_name), check=self._check)
         listing = any(context.CLIARGS.get(name) for name in ("listtasks", "listtags", "listhosts", "syntax"))
+        if not listing:
+            preload()
         # -vvv prints what a live view would scroll away.
         if sys.stdout.isatty() and not listing and self._display.verbosity < 3 and os.environ.get("TERM") != "dumb":
             with contextlib.suppress(ImportError):
