@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from myriad.kube.client import (
     ADMISSION_CHECKS,
@@ -51,6 +51,7 @@ from myriad.scheduler.snapshot import Snapshot
 log = logging.getLogger("myriad.cache")
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 TOPOLOGY = "myriad"
 FOLLOWED = (
@@ -99,6 +100,7 @@ class Cache:
         self._snapshot = Snapshot(self._levels)
         self._stale = True
         self._watches: list[Watch] = []
+        self._derived: dict[str, tuple[int, Any]] = {}
 
     # Following the API server
 
@@ -296,10 +298,30 @@ class Cache:
                 self._stale = False
             return self._snapshot.clone()
 
+    def _derive(self, name: str, make: Callable[[], T]) -> T:
+        """What follows from the whole state, made once for each version of it. Callers must not change it."""
+        with self.lock:
+            known = self._derived.get(name)
+            if known is None or known[0] != self.version:
+                known = self._derived[name] = (self.version, make())
+            found: T = known[1]
+            return found
+
     def views(self) -> list[WorkloadView]:
         """All Workloads, each with the pool of its queue and the team of its namespace."""
-        with self.lock:
-            return [self._placed(view) for view in self._views.values()]
+        return self._derive("views", lambda: [self._placed(view) for view in self._views.values()])
+
+    def gpus_held(self) -> dict[str, int]:
+        """GPUs that Workloads hold of each ClusterQueue. Counted here: a ClusterQueue's own status follows later."""
+
+        def count() -> dict[str, int]:
+            held: dict[str, int] = defaultdict(int)
+            for view in self._views.values():
+                if view.quota_reserved and not view.finished:
+                    held[view.cluster_queue] += view.gpus_held
+            return dict(held)
+
+        return self._derive("gpus_held", count)
 
     def view_of_job(self, namespace: str, job: str) -> WorkloadView | None:
         """The Workload of a job by the job's name (or the Workload's own)."""
@@ -326,14 +348,17 @@ class Cache:
 
     def waiting(self) -> dict[str, list[WorkloadView]]:
         """Waiting Workloads by ClusterQueue, in Kueue's order: priority, then age."""
-        queues: dict[str, list[WorkloadView]] = defaultdict(list)
-        with self.lock:
+
+        def sort() -> dict[str, list[WorkloadView]]:
+            queues: dict[str, list[WorkloadView]] = defaultdict(list)
             for view in self.views():
                 if view.waiting:
                     queues[self.cluster_queue_of(view)].append(view)
-        for views in queues.values():
-            views.sort(key=lambda v: (-v.gang.priority, v.created, v.gang.uid))
-        return dict(queues)
+            for views in queues.values():
+                views.sort(key=lambda v: (-v.gang.priority, v.created, v.gang.uid))
+            return dict(queues)
+
+        return self._derive("waiting", sort)
 
     def listing(self, kind: Resource) -> list[Json]:
         """All objects of a kind (for pods: those that ask for GPUs)."""

@@ -192,9 +192,10 @@ def _pod_problems(pods: Iterable[Json]) -> list[str]:
 # Quota
 
 
-def gpu_amounts(queue: Json) -> dict[str, int]:
+def gpu_amounts(cache: Cache, queue: Json) -> dict[str, int]:
     """Nominal GPUs, borrowing limit (-1 = none given), lending limit (-1), used and borrowed of a ClusterQueue."""
-    numbers = {"nominal": 0, "borrow_limit": -1, "lend_limit": -1, "used": 0, "borrowed": 0}
+    used = cache.gpus_held().get(queue["metadata"]["name"], 0)
+    numbers = {"nominal": 0, "borrow_limit": -1, "lend_limit": -1, "used": used}
     for group in queue["spec"].get("resourceGroups") or []:
         for flavor in group.get("flavors") or []:
             for resource in flavor.get("resources") or []:
@@ -203,11 +204,7 @@ def gpu_amounts(queue: Json) -> dict[str, int]:
                     for key, name in (("borrow_limit", "borrowingLimit"), ("lend_limit", "lendingLimit")):
                         if resource.get(name) is not None:
                             numbers[key] = max(0, numbers[key]) + int(parse_quantity(resource[name]))
-    for flavor in (queue.get("status") or {}).get("flavorsReservation") or []:
-        for resource in flavor.get("resources") or []:
-            if is_gpu_resource(resource["name"]):
-                numbers["used"] += int(parse_quantity(resource.get("total") or 0))
-                numbers["borrowed"] += int(parse_quantity(resource.get("borrowed") or 0))
+    numbers["borrowed"] = max(0, used - numbers["nominal"])
     return numbers
 
 
@@ -224,7 +221,7 @@ def _lent_now(cache: Cache, queue: Json) -> int:
             continue
         if _root_cohort(cache, other["spec"].get("cohortName") or "") != root:
             continue
-        amounts = gpu_amounts(other)
+        amounts = gpu_amounts(cache, other)
         # What others borrow comes out of what is unused, so a negative remainder counts too.
         unused = amounts["nominal"] - amounts["used"]
         if amounts["lend_limit"] >= 0:
@@ -250,7 +247,7 @@ def quota_view(cache: Cache, view: WorkloadView, *, now: datetime) -> QuotaView 
     queue = cache.object(CLUSTER_QUEUES, name) if name else None
     if queue is None:
         return None
-    amounts = gpu_amounts(queue)
+    amounts = gpu_amounts(cache, queue)
     in_queue = cache.waiting().get(name, []) if view.waiting else []
     position = next((i + 1 for i, other in enumerate(in_queue) if other.key == view.key), 0)
     labels = queue["metadata"].get("labels") or {}
@@ -357,7 +354,7 @@ def queue_report(cache: Cache, team: str = "", *, now: datetime | None = None) -
         labels = queue["metadata"].get("labels") or {}
         if team and labels.get(TEAM_LABEL) != team:
             continue
-        amounts = gpu_amounts(queue)
+        amounts = gpu_amounts(cache, queue)
         jobs = []
         for i, view in enumerate(waiting.get(name, [])):
             state, cause = first_sentence(cache, view, snapshot, now=now) if i < 100 else ("", "")

@@ -29,6 +29,7 @@ from myriad.scheduler.model import (
     add_resources,
     is_gpu_resource,
     level_label,
+    parse_quantity,
     resources_from_kubernetes,
 )
 
@@ -231,6 +232,7 @@ class WorkloadView:
         assignment: nodes by podset, None where TAS assigned none (no admission, or a flavor without topology).
         cluster_queue: where quota is reserved; empty before.
         steerable: False where the gang uses topology slices or podset groups, which the planner does not know.
+        gpus_held: GPUs of its quota reservation; 0 before.
         job: kind, apiVersion, name and uid of the owner, {} where nobody owns it.
         workload: the Workload's own name (the gang bears the job's).
     """
@@ -250,6 +252,7 @@ class WorkloadView:
     local_queue: str
     created: str
     steerable: bool
+    gpus_held: int
     job: Mapping[str, str]
     workload: str
 
@@ -312,8 +315,18 @@ def workload_view(workload: Json, *, check_name: str, pool: str = "", team: str 
         local_queue=spec.get("queueName") or "",
         created=metadata.get("creationTimestamp") or "",
         steerable=not any(_is_sliced(p.get("topologyRequest") or {}) for p in spec.get("podSets") or []),
+        gpus_held=_gpus_held(admission),
         job=job,
         workload=metadata["name"],
+    )
+
+
+def _gpus_held(admission: Json) -> int:
+    return sum(
+        int(parse_quantity(amount))
+        for podset in admission.get("podSetAssignments") or []
+        for name, amount in (podset.get("resourceUsage") or {}).items()
+        if is_gpu_resource(name)
     )
 
 

@@ -1,0 +1,442 @@
+"""The trial of steering, by script: the extension against the real Kueue, its real webhooks and 64 fake nodes.
+
+Needs the programs of `apiserver.py`, no lab. What is shown: a gang that fits is accepted where TAS put it; one that
+waits is led to its domain in one step; a reserved domain keeps others out; nothing is stuck when a domain fills up
+meanwhile; detaching sets everybody free and attaching again evicts nobody; a second replica goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from jinja2 import Environment, FileSystemLoader
+
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, NODES, PODS, WORKLOADS, Api, connect
+from myriad.scheduler.objects import WorkloadView, workload_view
+
+sys.path.insert(0, str(Path(__file__).parent))
+import apiserver
+from apiserver import ControlPlane, check_object, gang_job, kwok_node, queue_objects
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCOUNT = "system:serviceaccount:myriad-system:myriad-scheduler"
+RACK = "myriad.dev/rack"
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(
+        bool(apiserver.missing()),
+        reason=f"the control plane of plain processes needs {', '.join(apiserver.missing())}",
+    ),
+]
+
+
+def until(check: Callable[[], Any], *, timeout_s: float = 30.0, what: str = "") -> Any:
+    """Poll until the check gives something true, and give that back; its last failure is the error."""
+    end = time.monotonic() + timeout_s
+    failure: Exception | None = None
+    while time.monotonic() < end:
+        try:
+            found = check()
+            if found:
+                return found
+            failure = None
+        except (AssertionError, httpx.HTTPError) as error:
+            failure = error
+        time.sleep(0.2)
+    raise AssertionError(f"not within {timeout_s} s: {what or check.__doc__ or check}") from failure
+
+
+def rights() -> list[Json]:
+    """The RBAC objects exactly as the role renders them."""
+    environment = Environment(loader=FileSystemLoader(ROOT / "roles/scheduler_extension/templates"), autoescape=False)  # noqa: S701 - YAML, no page
+    environment.filters["to_nice_yaml"] = lambda value: yaml.safe_dump(value)
+    environment.filters["dict2items"] = lambda value, key_name="key": [
+        {key_name: k, "value": v} for k, v in value.items()
+    ]
+    environment.filters["combine"] = lambda a, b: {**a, **b}
+    text = environment.get_template("objects.yaml.j2").render(
+        scheduler_extension_image="registry.invalid/x@sha256:0",
+        scheduler_extension_replicas=2,
+        scheduler_extension_env={},
+        scheduler_extension_requests={},
+        scheduler_extension_decisions_volume={"emptyDir": {}},
+    )
+    return [o for o in yaml.safe_load_all(text) if "Role" in o["kind"] or o["kind"] == "ServiceAccount"]
+
+
+class Replica:
+    """One process of the extension, with the rights of its service account."""
+
+    def __init__(self, plane: ControlPlane, name: str) -> None:
+        self.name = name
+        self.port = apiserver._free_port()
+        self.log = plane.work / "logs" / f"{name}.log"
+        self._plane = plane
+        environment = {
+            "PYTHONPATH": str(ROOT / "src"),
+            "KUBECONFIG": str(plane.kubeconfig_for(ACCOUNT)),
+            "POD_NAME": name,
+            "MYRIAD_SCHEDULER_PORT": str(self.port),
+            "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / f"{name}.jsonl"),
+            "MYRIAD_SCHEDULER_NUDGE_INTERVAL_S": "3",
+            "MYRIAD_SCHEDULER_LEASE_DURATION_S": "6",
+            "MYRIAD_SCHEDULER_RENEW_DEADLINE_S": "4",
+            "MYRIAD_SCHEDULER_RETRY_PERIOD_S": "1",
+        }
+        plane.start(name, [sys.executable, "-m", "myriad.scheduler"], environment)
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=10)
+        answer.raise_for_status()
+        return answer.json()
+
+    def leads(self) -> bool:
+        return bool(self.get("/v1/status")["extension"]["this_replica_leads"])
+
+    def records(self, job: str, event: str) -> list[Json]:
+        return [r for r in self.get(f"/v1/decisions?job=vision/{job}") if r["event"] == event]
+
+    def stop(self, *, kill: bool = False) -> None:
+        self._plane.stop(self.name, kill=kill)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with apiserver.control_plane(tmp_path_factory.mktemp("steering") / "plane", users=[ACCOUNT]) as running:
+        nodes = [
+            kwok_node(f"g{b}{r}{i}", ("hall1", f"b{b}", f"r{r}")) for b in range(2) for r in range(4) for i in range(8)
+        ]
+        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
+        running.apply([system, *nodes, *queue_objects(gpus=32), check_object(), *rights()])
+        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(plane: ControlPlane) -> Iterator[Api]:
+    client = connect(plane.kubeconfig)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def replica(plane: ControlPlane, api: Api) -> Iterator[Replica]:
+    """A fresh replica that leads and has attached the check."""
+    started = Replica(plane, f"ext-{time.monotonic_ns()}")
+    until(started.leads, what="the replica leads")
+    until(lambda: attached(api), what="the check is attached")
+    yield started
+    if started.name in plane.processes:
+        started.stop()
+
+
+@pytest.fixture(autouse=True)
+def empty(api: Api) -> Iterator[None]:
+    """Every test leaves the queue and the nodes empty."""
+    yield
+    for job in api.list(JOBS, namespace="vision")[0]:
+        delete_job(api, job["metadata"]["name"])
+    for pod in api.list(PODS, namespace="default")[0]:
+        api.delete(PODS, pod["metadata"]["name"], namespace="default")
+    until(lambda: not api.list(WORKLOADS, namespace="vision")[0] and not api.list(PODS)[0], what="everything is gone")
+
+
+def attached(api: Api) -> bool:
+    spec = api.get(CLUSTER_QUEUES, "vision-h100")["spec"]
+    return [c["name"] for c in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or []] == ["myriad"]
+
+
+def delete_job(api: Api, name: str) -> None:
+    # The default for Jobs through the API is to orphan their pods.
+    api._json("DELETE", JOBS.path("vision", name), body={"propagationPolicy": "Background"})
+
+
+def submit(plane: ControlPlane, name: str, *, pods: int = 4, gpus: int = 8, **spec: Any) -> None:
+    plane.apply([gang_job(name, pods=pods, gpus=gpus, **spec)])
+
+
+def look(api: Api, job: str) -> WorkloadView | None:
+    for body in api.list(WORKLOADS, namespace="vision")[0]:
+        view = workload_view(body, check_name="myriad")
+        if view.gang.name == job:
+            return view
+    return None
+
+
+def admitted(api: Api, job: str) -> WorkloadView:
+    def check() -> WorkloadView | None:
+        view = look(api, job)
+        return view if view is not None and view.admitted else None
+
+    return until(check, what=f"{job} is admitted")  # type: ignore[no-any-return]
+
+
+def steered(api: Api, job: str) -> WorkloadView:
+    def check() -> WorkloadView | None:
+        view = look(api, job)
+        return view if view and view.check and view.check.state == "Ready" and view.check.updates else None
+
+    return until(check, what=f"{job} is steered")  # type: ignore[no-any-return]
+
+
+def real_nodes(api: Api, job: str, pods: int) -> dict[str, int]:
+    """Where a job's pods run, once all run."""
+
+    def check() -> dict[str, int] | None:
+        found: dict[str, int] = {}
+        for pod in api.list(PODS, namespace="vision", labels=f"job-name={job}")[0]:
+            if pod["spec"].get("nodeName") and pod["status"].get("phase") == "Running":
+                node = pod["spec"]["nodeName"]
+                found[node] = found.get(node, 0) + 1
+        return found if sum(found.values()) == pods else None
+
+    return until(check, what=f"all pods of {job} run")  # type: ignore[no-any-return]
+
+
+def intruder(plane: ControlPlane, node: str) -> None:
+    """A bare pod outside every queue that takes a whole node."""
+    amounts = {"nvidia.com/gpu": "8"}
+    plane.apply(
+        [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": f"intruder-{node}", "namespace": "default"},
+                "spec": {
+                    "nodeName": node,
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [{"name": "x", "image": "registry.invalid/x", "resources": {"limits": amounts}}],
+                },
+            }
+        ]
+    )
+
+
+def rack_of(api: Api, nodes: dict[str, int]) -> set[str]:
+    return {f"hall1.b{name[1]}.r{name[2]}" for name in nodes}
+
+
+def test_a_gang_that_fits_is_accepted_where_kueue_put_it(plane: ControlPlane, api: Api, replica: Replica) -> None:
+    submit(plane, "fits")
+    view = admitted(api, "fits")
+    assert view.check is not None and view.check.updates == ()
+    assert real_nodes(api, "fits", 4) == view.nodes
+    (record,) = until(lambda: replica.records("fits", "assigned"), what="the assignment is recorded")
+    assert record["assigned"] == view.nodes
+    (outcome,) = until(lambda: replica.records("fits", "outcome"), what="the outcome is recorded")
+    assert outcome["nodes"] == view.nodes and outcome["agree"] is True
+
+
+def test_a_waiting_gang_is_led_to_its_domain_in_one_step(plane: ControlPlane, api: Api, replica: Replica) -> None:
+    submit(plane, "first")
+    admitted(api, "first")
+    submit(plane, "second")
+    view = steered(api, "second")
+    assert not view.quota_reserved
+    (update,) = view.check.updates if view.check else ()
+    (target,) = update.node_selector.values()
+    answer = replica.get("/v1/why/vision/second")
+    assert answer["state"] == "quota" and "1st in the queue" in answer["first_cause"], answer
+
+    delete_job(api, "first")
+    view = admitted(api, "second")
+    assert rack_of(api, view.nodes) == {target}
+    assert real_nodes(api, "second", 4) == view.nodes
+    (record,) = until(lambda: replica.records("second", "assigned"), what="the assignment is recorded")
+    assert record["agree"] is True and record["assigned"] == view.nodes
+    assert len(replica.records("second", "steered")) == 1
+    conditions = {c["type"]: c for c in api.get(WORKLOADS, view.workload, namespace="vision")["status"]["conditions"]}
+    # Quota and admission in one patch: the same second, and never evicted.
+    assert conditions["QuotaReserved"]["lastTransitionTime"] == conditions["Admitted"]["lastTransitionTime"]
+    assert "Evicted" not in conditions
+
+
+def test_two_waiting_gangs_are_not_led_to_the_same_nodes(plane: ControlPlane, api: Api, replica: Replica) -> None:
+    submit(plane, "holder")
+    admitted(api, "holder")
+    submit(plane, "one", pods=2)
+    submit(plane, "two", pods=8, gpus=4)
+    submit(plane, "three", pods=8, gpus=2)
+    views = [steered(api, job) for job in ("one", "two", "three")]
+    planned = [replica.records(view.gang.name, "steered")[-1]["nodes"] for view in views]
+    used: dict[str, int] = {}
+    for nodes, gpus in zip(planned, (8, 4, 2), strict=True):
+        for node, pods in nodes.items():
+            used[node] = used.get(node, 0) + pods * gpus
+    assert max(used.values()) <= 8
+
+
+def test_a_reserved_domain_takes_whoever_tolerates_it_and_nobody_else(
+    plane: ControlPlane, api: Api, replica: Replica
+) -> None:
+    plane.kubectl("taint", "node", "-l", f"{RACK}=hall1.b1.r2", "myriad.dev/reserved=c:NoSchedule")
+    try:
+        tolerations = [{"key": "myriad.dev/reserved", "value": "c", "effect": "NoSchedule"}]
+        submit(plane, "holder")
+        admitted(api, "holder")
+        submit(plane, "outsider", nodeSelector={RACK: "hall1.b1.r2"})
+        submit(plane, "owner", nodeSelector={RACK: "hall1.b1.r2"}, tolerations=tolerations)
+        delete_job(api, "holder")
+        assert rack_of(api, admitted(api, "owner").nodes) == {"hall1.b1.r2"}
+        delete_job(api, "owner")
+        view = until(lambda: (v := look(api, "outsider")) and "taint" in v.quota_message and v, what="Kueue refuses it")
+        assert not view.quota_reserved and view.check.state == "Pending" and view.check.updates == ()
+        answer = replica.get("/v1/why/vision/outsider")
+        assert "myriad.dev/reserved" in str(answer), answer
+    finally:
+        plane.kubectl("taint", "node", "-l", f"{RACK}=hall1.b1.r2", "myriad.dev/reserved-")
+    # The domain is free for all again, and Kueue is made to look.
+    assert rack_of(api, admitted(api, "outsider").nodes) == {"hall1.b1.r2"}
+
+
+def test_a_gang_is_led_elsewhere_when_its_domain_fills_up(plane: ControlPlane, api: Api, replica: Replica) -> None:
+    submit(plane, "holder")
+    admitted(api, "holder")
+    submit(plane, "waits", pods=8, gpus=4)
+    first = steered(api, "waits").check
+    assert first is not None
+    (target,) = first.updates[0].node_selector.values()
+    for node in api.list(NODES, labels=f"{RACK}={target}")[0][:6]:
+        intruder(plane, node["metadata"]["name"])
+
+    def moved() -> bool:
+        view = look(api, "waits")
+        return bool(view and view.check and view.check.updates and view.check.updates != first.updates)
+
+    until(moved, what="it is steered elsewhere")
+    delete_job(api, "holder")
+    assert rack_of(api, admitted(api, "waits").nodes) != {target}
+
+
+def test_a_gang_that_kueue_parked_with_an_old_selector_is_not_forgotten(
+    plane: ControlPlane, api: Api, replica: Replica
+) -> None:
+    """While nobody steers, its domain is taken and quota comes free: Kueue parks it, and nothing else will happen."""
+    submit(plane, "holder")
+    admitted(api, "holder")
+    submit(plane, "parked")
+    check = steered(api, "parked").check
+    assert check is not None
+    (target,) = check.updates[0].node_selector.values()
+    replica.stop()
+    for node in api.list(NODES, labels=f"{RACK}={target}")[0][:6]:
+        intruder(plane, node["metadata"]["name"])
+    delete_job(api, "holder")
+    until(lambda: (v := look(api, "parked")) and "topology" in v.quota_message, what="Kueue parks it")
+    time.sleep(3)
+    assert not look(api, "parked").quota_reserved  # type: ignore[union-attr]
+    again = Replica(plane, "ext-again")
+    try:
+        assert rack_of(api, admitted(api, "parked").nodes) != {target}
+        log = again.log.read_text()
+        assert "asked Kueue to look again" in log, log
+    finally:
+        again.stop()
+
+
+def test_a_gang_that_waits_for_a_pod_outside_every_queue_goes_on_when_it_ends(
+    plane: ControlPlane, api: Api, replica: Replica
+) -> None:
+    """Kueue does not look again when a bare pod ends; the extension sees that the gang fits and makes it look."""
+    selector = {RACK: "hall1.b1.r3"}
+    for node in api.list(NODES, labels=f"{RACK}=hall1.b1.r3")[0]:
+        intruder(plane, node["metadata"]["name"])
+    submit(plane, "behind", nodeSelector=selector)
+    until(lambda: (v := look(api, "behind")) and "topology" in v.quota_message, what="Kueue refuses it")
+    view = look(api, "behind")
+    assert view and view.check and view.check.state == "Pending" and view.check.updates == ()
+    answer = replica.get("/v1/why/vision/behind")
+    assert answer["state"] == "placement" and "intruder" in str(answer), answer
+    for pod in api.list(PODS, namespace="default")[0]:
+        api.delete(PODS, pod["metadata"]["name"], namespace="default")
+    admitted(api, "behind")
+
+
+def test_a_gang_that_can_never_fit_is_told_at_once_and_left_to_its_owner(
+    plane: ControlPlane, api: Api, replica: Replica
+) -> None:
+    submit(plane, "huge", pods=2, gpus=16)
+    body = until(
+        lambda: next(
+            (
+                w
+                for w in api.list(WORKLOADS, namespace="vision")[0]
+                if "myriad.dev/refused" in (w["metadata"].get("annotations") or {})
+            ),
+            None,
+        ),
+        timeout_s=5,
+        what="the Workload is annotated",
+    )
+    assert "no node of pool h100 has 16 GPUs (8 at most)" in body["metadata"]["annotations"]["myriad.dev/refused"]
+    assert body["spec"].get("active") is not False
+    events = plane.kubectl("-n", "vision", "get", "events", "--field-selector=reason=MyriadRefused", "-o", "name")
+    assert len(events.split()) == 2  # one on the Job, one on the Workload, each once
+    assert replica.get("/v1/why/vision/huge")["state"] == "never"
+
+
+def test_detaching_lets_everybody_go_and_attaching_again_evicts_nobody(
+    plane: ControlPlane, api: Api, replica: Replica
+) -> None:
+    replica.stop()
+    submit(plane, "held")
+    view = until(lambda: (v := look(api, "held")) and v.quota_reserved and v, what="it has quota")
+    time.sleep(2)
+    assert not look(api, "held").admitted and view.check.state == "Pending"  # type: ignore[union-attr]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "KUBECONFIG": str(plane.kubeconfig_for(ACCOUNT))}
+    done = subprocess.run(
+        [sys.executable, "-m", "myriad.scheduler", "detach"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "vision-h100" in done.stdout, done.stderr
+    assert not attached(api)
+    assert admitted(api, "held").check is None
+    again = Replica(plane, "ext-attach")
+    try:
+        until(lambda: attached(api), what="the check is attached again")
+        until(lambda: (v := look(api, "held")) and v.check and v.check.state == "Ready", what="its entry is answered")
+        view = look(api, "held")
+        assert view and view.admitted and not view.evicted
+        assert real_nodes(api, "held", 4) == view.nodes
+    finally:
+        again.stop()
+
+
+def test_another_replica_goes_on(plane: ControlPlane, api: Api, replica: Replica) -> None:
+    other = Replica(plane, "ext-other")
+    try:
+        until(lambda: httpx.get(f"http://127.0.0.1:{other.port}/readyz").status_code == 200, what="it is warm")
+        assert not other.leads()
+        # Asked to end, the leader gives the Lease back: seconds, not a Lease's whole life.
+        replica.stop()
+        until(other.leads, timeout_s=4, what="the other leads at once")
+        submit(plane, "after-handover")
+        admitted(api, "after-handover")
+        third = Replica(plane, "ext-third")
+        try:
+            until(lambda: httpx.get(f"http://127.0.0.1:{third.port}/readyz").status_code == 200, what="it is warm")
+            os.kill(plane.processes["ext-other"].pid, signal.SIGKILL)
+            until(third.leads, timeout_s=15, what="the third leads when the Lease has run out")
+            delete_job(api, "after-handover")
+            submit(plane, "after-crash")
+            admitted(api, "after-crash")
+        finally:
+            third.stop()
+    finally:
+        other.stop()
