@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from myriad.errors import MyriadError
 from myriad.stack.events import Event, OnEvent, ignore
-from myriad.stack.lock import ModuleSource
+from myriad.stack.lock import OPEN, Arch, ModuleSource
 from myriad.stack.settings import Settings
 from myriad.stack.store import Store
 
@@ -141,6 +141,7 @@ class GoBuilder:
         built = self._recorded(keys, on_event)
         missing = {name: package for name, package in wanted.items() if name not in built}
         if not missing:
+            self._check_linked(source, built)
             return built
         on_event(Event(state="start", what=f"{source.path}@{source.version}: {', '.join(missing)}", how="module"))
         folder = self.module_folder(source)
@@ -198,6 +199,18 @@ class GoBuilder:
                 "go named no folder for the module", where=name, hint="run: go clean -modcache, then again"
             )
         return folder
+
+    def _check_linked(self, source: ModuleSource, built: Mapping[str, Built]) -> None:
+        """Compare the modules that are linked in with the lock: behind a mirror nobody else vouches for them."""
+        pins: Mapping[str, str] = dict(source.linked).get(cast(Arch, self._settings.arch), {})
+        for name, item in built.items():
+            if pins.get(name, OPEN) not in (OPEN, item.deps_sha256):
+                raise BuildError(
+                    f"other modules than the locked ones are linked in: their list has sha256 {item.deps_sha256}, "
+                    f"the lock has {pins[name]}",
+                    where=f"{source.path}@{source.version} {name}",
+                    hint="does the module proxy serve what sum.golang.org holds? see `go version -m` of the binary",
+                )
 
     def _recorded(self, keys: Mapping[str, str], on_event: OnEvent) -> dict[str, Built]:
         found = {}

@@ -68,6 +68,10 @@ class ModuleSource(_Strict):
     ldflags: list[str] = Field(default_factory=list, description="added to -s -w; {version} is replaced")
     staging: str | None = Field(None, description="version of the k8s.io/* modules that ./staging paths stand for")
     folders: dict[str, str] = Field(default_factory=dict, description="artifact -> folder of the module, kept as a tar")
+    linked: dict[Arch, dict[str, Pin]] = Field(
+        default_factory=dict,
+        description="per architecture, artifact -> sha256 of the list of modules (path, version, h1) linked in",
+    )
 
 
 class PackageSource(_Strict):
