@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -179,25 +180,36 @@ def _text(value: Any) -> str:
 
 
 def _where(error: BaseException, source: Path) -> str:
-    """The message of a template error with the file and the line of the template.
-
-    Jinja compiles a template to a module that bears the template's name and lines, so the innermost frame of the
-    traceback that belongs to no Python file on disk is the place in the template.
-    """
-    line = None
+    """The message of a template error with the file and the line of the template."""
+    line: int | None = None
     cause: BaseException | None = error
     words: list[str] = []
     while cause is not None:
         line = getattr(cause, "lineno", None) or line
         frame = cause.__traceback__
         while frame is not None:
-            name = frame.tb_frame.f_code.co_filename
-            if name in ("<template>", "<unknown>") or name == str(source):
-                line = frame.tb_lineno
+            # Jinja compiles a template to a module; it knows which of its lines came from which of the template's.
+            template = frame.tb_frame.f_globals.get("__jinja_template__")
+            if template is not None:
+                line = template.get_corresponding_lineno(frame.tb_lineno)
             frame = frame.tb_next
         said = getattr(cause, "_original_message", None) or getattr(cause, "message", None) or str(cause)
         if said and str(said) not in " ".join(words):
             words.append(str(said).rstrip("."))
         cause = cause.__cause__ or cause.__context__
-    place = f"{source}:{line}" if line else str(source)
-    return f"{place}: {': '.join(words)}"
+    message = ": ".join(words)
+    line = line or _line_of_name(message, source)
+    return f"{source}:{line}: {message}" if line else f"{source}: {message}"
+
+
+def _line_of_name(message: str, source: Path) -> int | None:
+    """The first line with an expression that uses the name which the message quotes.
+
+    An undefined variable is found after rendering, when no frame of the template is left.
+    """
+    names = re.findall(r"'([A-Za-z_]\w*)'", message)
+    for name in reversed(names):
+        for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), start=1):
+            if re.search(rf"\{{[{{%].*\b{name}\b", line):
+                return number
+    return None

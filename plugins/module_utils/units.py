@@ -30,6 +30,8 @@ PROPERTIES = (
 ENABLED = ("enabled", "enabled-runtime", "linked", "linked-runtime")
 # States of a unit file that has no [Install] section or is made by a generator: there is nothing to enable.
 NOT_ENABLEABLE = ("static", "generated", "indirect", "alias", "transient")
+# What a prediction says of a directory that would be made.
+DIRECTORY = "directory"
 # Words in a journal and what they mean. First match wins.
 CAUSES = (
     ("address already in use", "another program listens on its port; `ss -ltnp` names it"),
@@ -77,7 +79,8 @@ def show(names):
     done = systemctl("show", "--property=" + ",".join(PROPERTIES), "--", *names)
     blocks = list(done.stdout.strip("\n").split("\n\n"))
     if len(blocks) != len(names):
-        raise UnitError(f"`systemctl show` answered for {len(blocks)} of {len(names)} units: {done.stderr.strip()}")
+        said = done.stderr.strip()
+        raise UnitError(f"`systemctl show` answered for {len(blocks)} of {len(names)} units: {said}")
     found = {}
     for name, block in zip(names, blocks):
         values = dict.fromkeys(PROPERTIES, "")
@@ -86,7 +89,7 @@ def show(names):
             if separator:
                 values[key] = value
         found[name] = values
-    # `show` answers from the manager's memory, which learns of links made behind it (by kubeadm, by `enable --no-reload`)
+    # `show` answers from the manager's memory, which learns of links made behind it (kubeadm, `enable --no-reload`)
     # only at its next reload; `is-enabled` looks at the disk.
     doubtful = [name for name, values in found.items() if values["UnitFileState"] == "disabled"]
     if doubtful:
@@ -126,16 +129,11 @@ class Contents:
                 self.known[entry["path"]] = entry
 
     def digest(self, path):
-        if path in self.predicted:
+        if path in self.predicted and self.predicted[path] != DIRECTORY:
             return self.predicted[path] or "absent"
-        if os.path.isdir(path):
-            lines = []
-            for directory, folders, names in os.walk(path):
-                folders.sort()
-                lines.extend(
-                    f"{os.path.join(directory, name)} {self.digest(os.path.join(directory, name))}"
-                    for name in sorted(names)
-                )
+        if os.path.isdir(path) or self.predicted.get(path) == DIRECTORY:
+            inside = sorted(self.inside(path))
+            lines = [f"{name} {self.digest(name)}" for name in inside if self.digest(name) != "absent"]
             return hashlib.sha256("\n".join(lines).encode()).hexdigest()
         try:
             info = os.stat(path)
@@ -153,18 +151,27 @@ class Contents:
         except OSError:
             return "absent"
 
+    def inside(self, directory):
+        """Files below a directory, those included that check mode would have put there; hidden ones are not read."""
+        found = set()
+        for folder, folders, names in os.walk(directory):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found.update(os.path.join(folder, name) for name in names if not name.startswith("."))
+        prefix = directory.rstrip("/") + "/"
+        found.update(
+            path for path, content in self.predicted.items() if path.startswith(prefix) and content != DIRECTORY
+        )
+        return found
+
     def of(self, paths):
         lines = [f"{path} {self.digest(path)}" for path in sorted(set(paths))]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def predicts_change(self, paths):
         """Whether check mode would have given one of the paths another content."""
-        for path in paths:
-            if path in self.predicted:
-                here = fsops.sha256_file(path) if os.path.isfile(path) else None
-                if here != self.predicted[path]:
-                    return True
-        return False
+        here = Contents({}, {})
+        here.known = self.known
+        return any(here.digest(path) != self.digest(path) for path in paths)
 
 
 def started_after(values, paths):
@@ -176,10 +183,11 @@ def started_after(values, paths):
     started = time.time() - (time.monotonic() - entered)
     newest = 0.0
     for path in paths:
-        try:
-            newest = max(newest, os.stat(path).st_mtime)
-        except OSError:
-            continue
+        for name in [path, *(Contents({}, {}).inside(path) if os.path.isdir(path) else ())]:
+            try:
+                newest = max(newest, os.stat(name).st_mtime)
+            except OSError:
+                continue
     return newest <= started
 
 

@@ -410,7 +410,8 @@ def same_stat(known, info):
 
 
 def main():
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    # no_log: one line for each file of a stack is no help in the node's journal.
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True, no_log=True)
     slim = {key: module.params[key] for key in ("state", "source", "role", "root", "full")}
     slim["items"] = len(module.params["items"])
     if module.params["state"] == "published":

@@ -418,7 +418,8 @@ def content_diff(item):
 
 
 def main():
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    # no_log: the arguments hold the content of every file, which does not belong in the node's journal.
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True, no_log=True)
     slim = {key: module.params[key] for key in ("tree", "role", "root", "absent")}
     if not module.params["role"]:
         module.fail_json(
