@@ -150,6 +150,7 @@ class GoBuilder:
             built |= self._compile(
                 work, missing, ldflags, keys, how="module", where=f"{source.path}@{source.version}", on_event=on_event
             )
+        self._check_linked(source, built)
         return built
 
     def build_local(self, folder: Path, *, artifact: str, on_event: OnEvent = ignore) -> Built:
