@@ -23,8 +23,11 @@ from ansible.inventory.helpers import sort_groups
 from ansible.inventory.host import Host
 from ansible.inventory.manager import IGNORED, InventoryManager
 from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.vault import EncryptedString
 from ansible.plugins.inventory import detect_range, expand_hostname_range
+from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
+from ansible.utils.collection_loader import AnsibleCollectionConfig
 from ansible.utils.display import Display
 from ansible.utils.vars import combine_vars
 
@@ -100,7 +103,11 @@ class _Reader:
     def read(self) -> None:
         for path in self.inventory_files():
             if path.suffix in _YAML_SUFFIXES and not os.access(path, os.X_OK):
-                scan_inventory(path, self.shown(path), _expand, self.definitions)
+                try:
+                    scan_inventory(path, self.shown(path), _expand, self.definitions)
+                except OSError as error:
+                    self.definitions.broken = True
+                    self.report_unreadable(path, error.strerror)
         self.raw.problems += self.definitions.problems
         self.scan_variable_files()
         if self.bad_files:
@@ -144,18 +151,27 @@ class _Reader:
                 yield folder
 
     def scan_variable_files(self) -> None:
-        for kind in ("group_vars", "host_vars"):
-            for folder in self.folders[kind]:
-                for path in sorted(folder.rglob("*")):
-                    if not path.is_file() or path.suffix not in {"", *_YAML_SUFFIXES} or path.name.startswith("."):
-                        continue
+        for folder in (*self.folders["group_vars"], *self.folders["host_vars"]):
+            for path in sorted(folder.rglob("*")):
+                # Names without a suffix may be notes; those that ansible loads are checked when they are loaded.
+                if not path.is_file() or path.suffix not in _YAML_SUFFIXES or path.name.startswith("."):
+                    continue
+                try:
                     if is_vault_file(path):
-                        self.bad_files.discard(str(path))
                         continue
                     problems, readable = scan_variables(path, self.shown(path))
-                    self.raw.problems += problems
-                    if not readable:
-                        self.bad_files.add(str(path.resolve()))
+                except OSError as error:
+                    self.report_unreadable(path, error.strerror)
+                    self.bad_files.add(str(path.resolve()))
+                    continue
+                self.raw.problems += problems
+                if not readable:
+                    self.bad_files.add(str(path.resolve()))
+
+    def report_unreadable(self, path: Path, reason: str | None) -> None:
+        self.raw.complete = False
+        message = f"cannot be read: {reason or 'unknown reason'}"
+        self.raw.problems.append(Problem("unreadable", message, key="the file", origin=Origin(self.shown(path))))
 
     def shown(self, path: str | os.PathLike[str]) -> str:
         """The path as the user would type it: below the inventory that was given."""
@@ -180,6 +196,8 @@ class _Reader:
 
     def load(self) -> InventoryManager | None:
         """Let ansible parse the sources; what it refuses becomes a problem."""
+        if self.definitions.has_plugins and AnsibleCollectionConfig.collection_finder is None:
+            init_plugin_loader()  # inventory plugins come from collections too
         with _captured() as said:
             try:
                 manager = InventoryManager(loader=self.loader, sources=self.sources)
@@ -277,7 +295,7 @@ class _Reader:
                 origins=self.origins_of(values),
             )
             for key, value in values.items():
-                if _may_be_template(value):
+                if _may_be_template(value) or isinstance(value, EncryptedString):
                     value = self.template_for_host(host, key, value, combine_vars(inherited, own))
                 if value is not _UNREADABLE:
                     raw_host.variables[str(key)] = _plain(value)
@@ -316,11 +334,18 @@ class _Reader:
             merged: dict[str, Any] = {}
             for found in self.loader.find_vars_files(str(folder.resolve()), name):
                 path = Path(found)
-                if str(path.resolve()) in self.bad_files or is_vault_file(path):
+                if str(path.resolve()) in self.bad_files:
                     continue
-                with _captured():
-                    content = self.loader.load_from_file(found, cache="all", unsafe=True, trusted_as_template=True)
-                merged = combine_vars(merged, content or {})
+                try:
+                    if is_vault_file(path):
+                        continue
+                    with _captured():
+                        content = self.loader.load_from_file(found, cache="all", trusted_as_template=True)
+                    merged = combine_vars(merged, content or {})
+                except OSError as error:
+                    self.report_unreadable(path, error.strerror)
+                except AnsibleError as error:
+                    self.report_unreadable(path, _sentence(error))
             self.file_cache[key] = merged
         return self.file_cache[key]
 
@@ -376,6 +401,11 @@ class _Reader:
         if isinstance(value, list | tuple):
             items = (self.template(inner, variables, (*path, index)) for index, inner in enumerate(value))
             return [inner for inner in items if inner is not _UNREADABLE]
+        if isinstance(value, EncryptedString):
+            self.raw.complete = False
+            message = "is encrypted; the description is no secret: write the value in the open"
+            self.raw.problems.append(Problem("encrypted", message, key=dotted(path), origin=self.raw.origin_of(path)))
+            return _UNREADABLE
         if not _may_be_template(value):
             return value
         try:
@@ -396,12 +426,14 @@ class _Reader:
     def template_for_host(self, host: Host, key: str, value: Any, variables: Mapping[str, Any]) -> Any:
         context = {**variables, **host.get_magic_vars()}
         try:
+            if isinstance(value, EncryptedString):
+                raise AnsibleError("it is encrypted, and the description is no secret")
             return Templar(loader=self.loader, variables=context).template(value)
         except AnsibleError as error:
             self.raw.problems.append(
                 Problem(
                     "template",
-                    f"{key} has a template that cannot be resolved: {_sentence(error)}; define it or write the value",
+                    f"{key} cannot be resolved: {_sentence(error)}; define it or write the value",
                     key=key,
                     hosts=(str(host.name),),
                     origin=self.origin_of(value) or self.definitions.hosts.get(str(host.name)),
@@ -452,6 +484,8 @@ def _plain(value: Any) -> Any:
     """The value without ansible's tags: plain dict, list, str, int, float, bool or None."""
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, EncryptedString):
+        return "(encrypted)"  # never decrypted here
     if isinstance(value, Mapping):
         return {_plain(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, str):
@@ -466,8 +500,15 @@ def _plain(value: Any) -> Any:
 
 
 def _sentence(error: BaseException) -> str:
-    text = str(getattr(error, "message", "") or error)
-    return " ".join(text.split()).rstrip(".")
+    """What an error says, with its causes, as one sentence without the full stop."""
+    parts: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None:
+        text = " ".join(str(getattr(seen, "message", "") or seen).split()).rstrip(".")
+        if text and not any(text in part for part in parts):
+            parts.append(text)
+        seen = seen.__cause__
+    return ": ".join(parts)
 
 
 class _Said:
@@ -480,8 +521,13 @@ class _Said:
 
 def _best_reasons(failures: Sequence[tuple[str, BaseException]]) -> list[BaseException]:
     """Every plugin that tries a file gives a reason; the one that knows the file's form is worth telling."""
-    for plugin in ("'script'", "'yaml'", "'toml'"):
-        named = [error for message, error in failures if plugin in message]
+    for plugin in ("'script'", "'auto'", "'yaml'", "'toml'"):
+        named = [
+            error
+            for message, error in failures
+            # `auto` tries every YAML file; where there is no plugin configured its refusal means nothing.
+            if plugin in message and "no root 'plugin' key" not in str(error)
+        ]
         if named:
             return named[:1]
     return [error for _message, error in failures[-1:]]

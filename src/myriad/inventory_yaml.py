@@ -32,12 +32,14 @@ class Definitions:
 
     Attributes:
         broken: whether a file could not be parsed.
+        has_plugins: whether a file configures an inventory plugin instead of listing groups.
     """
 
     groups: dict[str, Origin] = field(default_factory=dict)
     hosts: dict[str, Origin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: bool = False
+    has_plugins: bool = False
 
     def report(self, rule: str, message: str, *, key: str, origin: Origin) -> None:
         """Note one error."""
@@ -127,6 +129,9 @@ def scan_inventory(path: Path, shown: str, expand: Callable[[str], list[str]], f
                 origin=Origin(shown, node.start_mark.line + 1),
             )
         )
+        return
+    if any(key.value == "plugin" for key, _value in _pairs(node)):
+        found.has_plugins = True
         return
     for name, group in _pairs(node):
         _scan_group(name, group, shown, expand, found)

@@ -153,6 +153,7 @@ def _check_groups(raw: RawInventory, parts: Parts) -> Iterable[Problem]:
             key=f"group {name}",
             origin=(group.origin if group else None) or all_origin,
         )
+    yield from _check_control_plane(raw, members)
     below_pools = _descendants(raw, [name for name in raw.groups if name.startswith("pool_")])
     below_gpu_nodes = _descendants(raw, ["gpu_nodes"])
     placed = {host for name, hosts in members.items() if _has_role(name) for host in hosts}
@@ -188,6 +189,20 @@ def _check_groups(raw: RawInventory, parts: Parts) -> Iterable[Problem]:
                 origin=group.origin,
             )
     yield from _check_pools_have_hosts(raw, parts, members)
+
+
+def _check_control_plane(raw: RawInventory, members: Mapping[str, set[str]]) -> Iterable[Problem]:
+    count = len(members.get("control_plane", ()))
+    if count and count % 2 == 0:
+        # https://etcd.io/docs/v3.6/faq/: an even member adds no tolerance, only one more that can fail.
+        yield Problem(
+            "control-plane-even",
+            f"has {count} hosts; etcd needs a majority, so {count} survive no more failures than {count - 1}: "
+            "use 1, 3 or 5",
+            "warning",
+            key="group control_plane",
+            origin=raw.groups["control_plane"].origin,
+        )
 
 
 def _check_pool_group(group: RawGroup, parts: Parts, members: set[str], *, inside: bool) -> Iterable[Problem]:
@@ -261,7 +276,7 @@ class _Hosts:
         unused: list[RawHost] = []
         for host in self.raw.hosts.values():
             if not any(_has_role(group) for group in host.groups):
-                if not self._has_misspelled_group(host):
+                if host.name != "localhost" and not self._has_misspelled_group(host):
                     unused.append(host)
                 continue
             fault = names.host_name_fault(host.name)

@@ -116,14 +116,18 @@ def inventory_from_groups(
         hosts[host] = RawHost(
             name=host, groups=frozenset(its_groups | {"all"}), variables=values, own=frozenset(values)
         )
-    # The magic variable has lost which group is a child of which; a pool inside gpu_nodes is one whose hosts all are.
-    inside = set(groups.get("gpu_nodes", ()))
+    # The magic variable has lost which group is a child of which; it is taken to be below what holds all its hosts.
+    pool_of = {host: group for group, members in groups.items() if group.startswith("pool_") for host in members}
+    gpu_nodes = set(groups.get("gpu_nodes", ()))
     raw_groups: dict[str, RawGroup] = {}
     for group, members in groups.items():
-        is_pool = str(group).startswith("pool_") and bool(members) and inside.issuperset(members)
-        raw_groups[str(group)] = RawGroup(
-            name=str(group), parents=("gpu_nodes" if is_pool else "all",), hosts=tuple(str(host) for host in members)
-        )
+        parent = "all"
+        if group.startswith("pool_"):
+            parent = "gpu_nodes" if members and gpu_nodes.issuperset(members) else "all"
+        elif group not in {"all", "gpu_nodes", "control_plane"} and members:
+            pools = {pool_of.get(host, "all") for host in members}
+            parent = pools.pop() if len(pools) == 1 else "all"
+        raw_groups[group] = RawGroup(name=group, parents=(parent,), hosts=tuple(members))
     for child in raw_groups.values():
         for parent in child.parents:
             if parent in raw_groups and parent != child.name:

@@ -318,10 +318,7 @@ EXPECTED: dict[str, list[str]] = {
         ),
     ],
     "template-unresolved": [
-        (
-            "hosts.yml:10: gpu3: ansible_host has a template that cannot be resolved: 'rack_net' is "
-            "undefined; define it or write the value"
-        ),
+        ("hosts.yml:10: gpu3: ansible_host cannot be resolved: 'rack_net' is undefined; define it or write the value"),
         (
             "group_vars/all/teams.yml:2: myriad_teams.vision.quota.h100: has a template that cannot be "
             "resolved from the variables of group all: 'vision_gpus' is undefined; define it there or write "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -271,3 +273,99 @@ def test_reading_leaves_the_strictness_of_ansible_as_it_was(tmp_path: Path) -> N
     before = constants.INVENTORY_ANY_UNPARSED_IS_FAILED
     read_inventory(write(tmp_path, LAYERED))
     assert before == constants.INVENTORY_ANY_UNPARSED_IS_FAILED
+
+
+READ = """
+import sys
+from myriad.fleet import check
+from myriad.inventory import read_inventory
+checked = check(read_inventory(sys.argv[1]))
+print(*(problem.message for problem in checked.errors), sep="\\n")
+print(*checked.fleet.hosts["gpu2"].location if "gpu2" in checked.fleet.hosts else "")
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "printed"),
+    [
+        ("rack_of | default('r1')", "hall1 b1 r1"),
+        ("rack_of", "'rack_of' is undefined"),  # strict, and cp1 has no rack
+    ],
+)
+def test_inventory_plugins_are_run_and_not_taken_for_groups(tmp_path: Path, expression: str, printed: str) -> None:
+    site = write(
+        tmp_path,
+        {
+            "1-hosts.yml": "control_plane: {hosts: {cp1: {}}}\n"
+            "gpu_nodes: {children: {pool_h100: {hosts: {'gpu[1:3]': {rack_of: r1}}}}}\n",
+            "2-places.yml": "plugin: ansible.builtin.constructed\nstrict: true\n"
+            f"compose: {{myriad_location: \"'hall1/b1/' ~ ({expression})\"}}\ngroups: {{storage: false}}\n",
+            "group_vars/all.yml": CLUSTER,
+        },
+    )
+    # In a process of its own: ansible's loader for collections is global and cannot be taken back.
+    result = subprocess.run(
+        [sys.executable, "-c", READ, site], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert printed in result.stdout
+
+
+HOSTS = (
+    "control_plane: {hosts: {cp1: {}}}\n"
+    "gpu_nodes: {children: {pool_h100: {hosts: {'gpu[1:3]': {myriad_location: a/b/c}}}}}\n"
+)
+
+
+def test_encrypted_values_of_the_description_are_told(tmp_path: Path) -> None:
+    vault = "!vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  33363965326261303234\n"
+    site = write(
+        tmp_path,
+        {
+            "hosts.yml": HOSTS,
+            "group_vars/all/site.yml": CLUSTER + f"myriad_preemption: {vault}password: {vault}",
+            "host_vars/gpu2.yml": f"ansible_host: {vault}",
+            "host_vars/gpu3.yml": "ansible_host: '10.0.0.{{ password }}'",
+        },
+    )
+    encrypted_address, needs_password, encrypted_section = [
+        f"{problem.subject} {problem.message}" for problem in check(read_inventory(site)).problems
+    ]
+    assert encrypted_address.startswith("gpu2 ansible_host cannot be resolved: it is encrypted")
+    assert "gpu3 ansible_host cannot be resolved" in needs_password
+    assert "undecryptable" in needs_password
+    assert encrypted_section == (
+        "myriad_preemption is encrypted; the description is no secret: write the value in the open"
+    )
+
+
+def test_notes_beside_the_variables_are_no_error_and_broken_files_without_suffix_are(tmp_path: Path) -> None:
+    site = write(
+        tmp_path,
+        {"hosts.yml": HOSTS, "group_vars/all/site.yml": CLUSTER, "group_vars/README": "- notes: [\n"},
+    )
+    checked = check(read_inventory(site))
+    assert checked.errors == []
+    assert [problem.rule for problem in checked.warnings] == ["stray-variables"]
+    write(tmp_path, {"group_vars/gpu_nodes": "a: [\n"})
+    (problem,) = check(read_inventory(site)).errors
+    assert problem.origin == Origin(str(tmp_path / "group_vars" / "gpu_nodes"))
+    assert problem.message.startswith("cannot be read: ")
+
+
+@pytest.mark.parametrize("name", ["hosts.yml", "group_vars/all/site.yml"])
+def test_files_that_may_not_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    site = write(tmp_path, {"hosts.yml": HOSTS, "group_vars/all/site.yml": CLUSTER})
+    really_open = Path.open
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path == site / name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return really_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    checked = check(read_inventory(site))
+    assert [(problem.origin, problem.message) for problem in checked.problems] == [
+        (Origin(str(site / name)), "cannot be read: Permission denied")
+    ]
+    assert not checked.complete

@@ -274,3 +274,25 @@ def test_description_variables_of_a_play_alone_are_read() -> None:
     assert raw.variables == {"myriad_teams": {}}
     assert raw.groups["pool_x"].parents == ("gpu_nodes",)
     assert raw.groups["gpu_nodes"].children == ("pool_x",)
+
+
+def test_an_even_control_plane_is_odd(said: Said) -> None:
+    groups = {"control_plane": ["cp1", "cp2"], "gpu_nodes": ["gpu1"], "pool_h100": ["gpu1"]}
+    teams = {"vision": team(quota={"h100": 8}, cohort="research")}
+    assert said(groups=groups, myriad_teams=teams) == [
+        "group control_plane: has 2 hosts; etcd needs a majority, so 2 survive no more failures than 1: use 1, 3 or 5"
+    ]
+
+
+def test_hosts_without_a_role_are_left_alone_but_not_localhost(said: Said) -> None:
+    groups = {
+        "ungrouped": ["localhost", "jump"],
+        "storage": ["nfs1", "nfs2"],
+        "control_plane": ["cp1"],
+        "gpu_nodes": ["gpu1"],
+        "pool_h100": ["gpu1"],
+    }
+    teams = {"vision": team(quota={"h100": 8}, cohort="research")}
+    assert said(groups=groups, myriad_teams=teams) == [
+        "jump, nfs1, nfs2 (3 hosts): in none of the groups control_plane, gpu_nodes and registry: left alone by Myriad"
+    ]
