@@ -19,7 +19,8 @@ from myriad.images.context import BuildContext, BuildEvent, read_record, write_r
 from myriad.images.definition import ImageDefinition, load_definition
 from myriad.images.layer import Entry, directory, file_from_bytes, file_from_path
 from myriad.images.oci import BuiltImage, ImageConfig, Layer, write_image, write_layer
-from myriad.images.python import SITE, SOURCE, source_layer, wheels_layer
+from myriad.images.plan import Change, plan_layers, python_path
+from myriad.images.python import source_layer, wheels_layer
 from myriad.images.rootfs import Rootfs, build_base_layer, build_node_rootfs
 
 __all__ = [
@@ -110,20 +111,12 @@ def python_image(ctx: BuildContext, folder: Path, tag: str) -> BuiltImage:
         MyriadError: the image is larger than its budget.
     """
     definition = load_definition(folder)
+    planned = plan_layers(definition)
     base = base_layer(ctx)
-    layers = [base]
-    search_path = []
-    if definition.wheels is not None:
-        layers.append(wheels_layer(ctx, base, definition.wheels))
-        search_path.append(f"/{SITE}")
-    if definition.source is not None:
-        layers.append(source_layer(ctx, base, definition.source))
-        search_path.insert(0, f"/{SOURCE}")
-    if definition.files:
-        layers.append(layer_of(ctx, folder.name, _own_files(folder, definition), comment=f"files of {folder.name}"))
+    layers = [base, *(_upper_layer(ctx, folder, definition, base, one.change) for one in planned[1:])]
     env = {"PATH": PATH, "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if search_path:
-        env["PYTHONPATH"] = ":".join(search_path)
+    if search_path := python_path(planned):
+        env["PYTHONPATH"] = search_path
     titles = {"org.opencontainers.image.title": definition.title, "org.opencontainers.image.version": tag}
     config = ImageConfig(
         entrypoint=definition.entrypoint,
@@ -135,6 +128,15 @@ def python_image(ctx: BuildContext, folder: Path, tag: str) -> BuiltImage:
     image = write_image(ctx.blobs, ref=f"{definition.repo}:{tag}", layers=layers, config=config, epoch=ctx.epoch)
     _check_budget(image, layers, budget=definition.budget_mb * 10**6, where=folder / "image.yml")
     return image
+
+
+def _upper_layer(ctx: BuildContext, folder: Path, definition: ImageDefinition, base: Layer, change: Change) -> Layer:
+    """Build a layer of the plan that stands on the base."""
+    if change is Change.WHEELS and definition.wheels is not None:
+        return wheels_layer(ctx, base, definition.wheels)
+    if change is Change.SOURCE and definition.source is not None:
+        return source_layer(ctx, base, definition.source)
+    return layer_of(ctx, folder.name, _own_files(folder, definition), comment=f"files of {folder.name}")
 
 
 def _own_files(folder: Path, definition: ImageDefinition) -> list[Entry]:

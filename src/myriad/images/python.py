@@ -27,11 +27,10 @@ from myriad.images.context import BuildContext
 from myriad.images.definition import Source, Wheels
 from myriad.images.layer import from_tree
 from myriad.images.oci import Blob, Layer, open_layer, sha256_digest, write_layer
+from myriad.images.plan import SITE, SOURCE
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_36"
-SITE = "opt/myriad/site"
-SOURCE = "opt/myriad/src"
 _UV_HINT = "make sets up the locked environment with uv in it; or: pip install uv"
 
 # What an installer leaves that depends on the building machine, or that nothing reads in an image.

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from myriad.images.python import project_version
+
 REPOSITORY = Path(__file__).parents[3]
 PROGRAM = REPOSITORY / "images" / "gang-check" / "gang_check.py"
 
@@ -278,4 +280,5 @@ def test_the_example_manifests_agree_with_themselves(name: str, pods: int, gpus:
     assert int(env["MASTER_PORT"]) == service["spec"]["ports"][0]["port"]
     resources = container["resources"]
     assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == gpus
+    assert container["image"].endswith(f"/myriad/gang-check:{project_version(REPOSITORY)}")
     assert container["name"] == job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["containerName"]
