@@ -6,9 +6,13 @@ of that size has no place above about 90 % in 10,000 GPUs, so both answers are m
 of the states are filled pod by pod anywhere (fragmented), half block by block (one block after the other, as a packing
 scheduler leaves them).
 
-Prints JSON lines: kind (decision | update | clone | digest), gpus, gang_gpus, p50_ms, p99_ms, samples, fits (share of
-states where the gang has a place), seeds; then one line with the growth from 10,000 to 50,000 GPUs. Times are this
-machine's; compare the ratio, not the milliseconds.
+Prints JSON lines: kind (decision | update | clone | digest), gpus, gang_gpus, p50_ms, p99_ms, min_ms, samples, fits
+(share of states where the gang has a place), seeds; then one line with the growth from 10,000 to 50,000 GPUs. Times are
+this machine's and whatever else runs on it shows in p99; compare the ratio, not the milliseconds.
+
+With --quality it prints instead how well plans keep room for large gangs: the same random stream of gangs on 128 nodes
+under the planner, first fit (node order) and least loaded node first: mean rank of the tier (0 = node), whole nodes free
+in the freest block of 16, in the cluster, and gangs refused.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from myriad.scheduler.model import Gang, NodeInfo, Plan, PodSet, PodUse, TopologyRequest
-from myriad.scheduler.placement import plan
+from myriad.scheduler.placement import fragmentation, plan, tiers
 from myriad.scheduler.snapshot import Snapshot
 
 GPU = "nvidia.com/gpu"
@@ -153,6 +157,7 @@ def measure(gpus: int, seeds: range, repeats: int) -> dict[str, float]:
             "gang_gpus": gang.gpus,
             "p50_ms": round(float(p50), 4),
             "p99_ms": round(float(p99), 4),
+            "min_ms": round(min(values), 4),
             "samples": len(values),
             "seeds": len(seeds),
         }
@@ -166,13 +171,97 @@ def measure(gpus: int, seeds: range, repeats: int) -> dict[str, float]:
     return out
 
 
+Chooser = Callable[[Snapshot, Gang], dict[str, int] | None]
+
+
+def planner(snapshot: Snapshot, gang: Gang) -> dict[str, int] | None:
+    """Pods by node as `plan` wants them."""
+    outcome = plan(snapshot, gang)
+    return outcome.nodes if isinstance(outcome, Plan) else None
+
+
+def by_order(*, most_free_first: bool) -> Chooser:
+    """A baseline: fill nodes in the order of their names, or those with the most free GPUs first."""
+
+    def choose(snapshot: Snapshot, gang: Gang) -> dict[str, int] | None:
+        spec = gang.podsets[0]
+        free = snapshot.amounts(snapshot.free, GPU)
+        need, out = spec.count, {}
+        for i in np.argsort(-free if most_free_first else np.zeros(len(free)), kind="stable"):
+            pods = min(need, int(free[i]) // spec.gpus_per_pod)
+            if pods > 0:
+                out[snapshot.nodes[i].name] = pods
+                need -= pods
+            if not need:
+                return out
+        return None
+
+    return choose
+
+
+def quality(chooser: Chooser, seed: int) -> tuple[float, float, float, int]:
+    """Mean tier rank, free whole nodes in the freest block and in the cluster, gangs refused; one stream of 600 gangs."""
+    rng = random.Random(seed)  # noqa: S311 - a benchmark's dice
+    sizes = [(1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (8, 1), (8, 2), (8, 4), (4, 2), (8, 8), (2, 4)]  # GPUs, pods
+    nodes = [
+        NodeInfo(f"n{k:03d}", location=(f"h{k // 64}", f"b{k // 16}", f"r{k // 4}"), allocatable={GPU: 8, "pods": 110})
+        for k in range(128)
+    ]
+    snapshot = Snapshot.build(nodes)
+    order = tiers(snapshot.levels)
+    running: list[tuple[int, list[str]]] = []
+    ranks: list[int] = []
+    blocks: list[int] = []
+    wholes: list[int] = []
+    refused = 0
+    for step in range(600):
+        for _, uids in [r for r in running if r[0] <= step]:
+            for uid in uids:
+                snapshot.remove_pod(uid)
+        running = [r for r in running if r[0] > step]
+        gpus, pods = rng.choice(sizes)
+        ends = step + rng.randint(20, 120)
+        placed = chooser(snapshot, Gang("g", "n", (PodSet("main", pods, {GPU: gpus}),)))
+        if placed is None:
+            refused += 1
+            continue
+        uids = [f"{step}-{node}-{k}" for node, count in placed.items() for k in range(count)]
+        for uid in uids:
+            snapshot.apply_pod(PodUse(uid, uid.split("-")[1], {GPU: gpus}))
+        running.append((ends, uids))
+        ranks.append(order.index(snapshot.tier_of(placed)[0]))
+        if step > 150:  # the cluster is full by then
+            free = {g.tier: g.nodes for g in fragmentation(snapshot)}
+            blocks.append(free["block"])
+            wholes.append(free["cluster"])
+    return float(np.mean(ranks)), float(np.mean(blocks)), float(np.mean(wholes)), refused
+
+
+def compare(seeds: range) -> None:
+    """Print one quality line for the planner and for each baseline."""
+    choosers: dict[str, Chooser] = {
+        "planner": planner,
+        "first_fit": by_order(most_free_first=False),
+        "least_loaded": by_order(most_free_first=True),
+    }
+    for name, chooser in choosers.items():
+        tier, block, cluster, refused = np.mean([quality(chooser, seed) for seed in seeds], axis=0)
+        line = {"kind": "quality", "chooser": name, "seeds": len(seeds), "tier_rank": round(float(tier), 3)}
+        line |= {"free_nodes_best_block": round(float(block), 2), "free_nodes_cluster": round(float(cluster), 2)}
+        print(json.dumps({**line, "refused_of_600": round(float(refused), 1)}), flush=True)
+
+
 def main() -> None:
     """Measure 10,000 and 50,000 GPUs and print the growth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=40, help="states per size (default 40)")
     parser.add_argument("--repeats", type=int, default=10, help="decisions per state (default 10)")
     parser.add_argument("--gpus", type=int, nargs="+", default=[10_000, 50_000], help="sites to measure")
+    parser.add_argument("--quality", action="store_true", help="compare placements with two baselines instead")
     args = parser.parse_args()
+    if args.quality:
+        compare(range(args.seeds))
+        return
     found = {gpus: measure(gpus, range(args.seeds), args.repeats) for gpus in args.gpus}
     small, large = min(found), max(found)
     if small != large:

@@ -13,7 +13,7 @@ import os
 import threading
 import time as clock
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self, TextIO
@@ -87,15 +87,7 @@ def record_of(
 
 
 def _score(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "domain": "/".join(candidate.domain),
-        "tier": candidate.tier,
-        "capacity_pods": candidate.capacity_pods,
-        "leftover": candidate.leftover,
-        "broken": candidate.broken,
-        "doubtful": candidate.doubtful,
-        "penalty": candidate.penalty,
-    }
+    return {**asdict(candidate), "domain": "/".join(candidate.domain), "outer": list(candidate.outer)}
 
 
 def assigned_record(

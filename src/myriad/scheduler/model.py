@@ -298,20 +298,33 @@ class Gang:
 class Candidate:
     """A domain that could hold the gang, and what it would cost. Smaller is better in every figure.
 
-    Order of comparison: ``doubtful`` (nodes with a penalty of 1 or more that would be used), ``leftover`` (free units
-    of the gang's scarce resource left in the domain: the fullest domain that fits wins), ``broken`` (whole-free nodes
-    used in part), ``penalty`` (below 1 a node: preferences such as a warm image), ``outer`` (free units in the
-    enclosing domains, narrowest first), then the order of node names.
+    Order of comparison:
+
+    1. ``doubtful``: pods that would have to go to nodes with a penalty of 1 or more.
+    2. ``breaks``: 1 where a whole free node would be used in part though the tier is one node.
+    3. ``around``: free units on whole free nodes of the enclosing domain that is to stay whole (the block): gangs
+       gather in blocks that are already broken.
+    4. ``cold``: pods that would have to go to nodes with any penalty (a cold image).
+    5. ``leftover``: free units of the gang's scarce resource left in the domain: the fullest domain that fits wins.
+    6. ``broken``: whole free nodes used in part; ``penalty``: the sum over the nodes used.
+    7. ``outer``: as ``around`` for all enclosing levels, narrowest first; then the order of node names.
     """
 
     tier: str
     domain: tuple[str, ...]
     capacity_pods: int
     leftover: int
+    breaks: int = 0
+    around: int = 0
+    cold: int = 0
     broken: int = 0
     doubtful: int = 0
     penalty: float = 0.0
     outer: tuple[int, ...] = ()
+
+    def fit(self) -> tuple[int, ...]:
+        """The figures that are known before the gang is laid out, in order."""
+        return (self.doubtful, self.breaks, self.around, self.cold, self.leftover)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +414,8 @@ class PlacementPolicy:
     tier_weights: Mapping[str, float] = field(default_factory=dict)
     whole_location_only: bool = True
     """Leave out nodes that lack the label of any level, as Kueue's TAS does (kueue#6996)."""
+    keep_whole: str = ""
+    """The level whose domains are kept whole for large gangs; "" = the second narrowest (the block over the racks)."""
     keep_candidates: int = 3
     search_limit: int = 20_000
     """Bound on states of the exact search that runs where the greedy packing of several podsets fails."""

@@ -248,6 +248,16 @@ class TestChoice:
         found = planned(plan(make.cluster(shape, {"n100": 8}), make.gang(make.podset(2, 8))))
         assert found.domain == ("h", "b1", "r11")
 
+    def test_gangs_gather_in_the_block_that_is_broken_already(self, make: SimpleNamespace) -> None:
+        # The rack of b2 would be left with a free node, the ones of b1 are an exact fit: but b1 is whole.
+        shape = {f"a{k}": f"h/b1/r{k // 2}" for k in range(8)} | {f"c{k}": f"h/b2/r{4 + k // 4}" for k in range(8)}
+        snapshot = make.cluster(shape, {"c0": 8, "c4": 8, "c5": 8, "c6": 8, "c7": 8})
+        found = planned(plan(snapshot, make.gang(make.podset(2, 8))))
+        assert found.domain == ("h", "b2", "r4")
+        assert {g.tier: g.nodes for g in fragmentation(snapshot)}["block"] == 8
+        racks = PlacementPolicy(keep_whole="room")
+        assert planned(plan(snapshot, make.gang(make.podset(2, 8)), racks)).domain[1] == "b1"
+
     def test_a_whole_node_is_not_broken_where_pieces_do(self, make: SimpleNamespace) -> None:
         snapshot = make.cluster(RACKS, {"n2": 6})
         assert planned(plan(snapshot, make.gang(make.podset(1, 2)))).nodes == {"n2": 1}

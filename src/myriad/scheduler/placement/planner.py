@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from myriad.scheduler.model import (
     PodSetPlacement,
     place,
 )
-from myriad.scheduler.placement.packing import Demand, FloatArray, Packer, demands_of
+from myriad.scheduler.placement.packing import DOUBT, Demand, FloatArray, Packer, demands_of
 from myriad.scheduler.placement.refusal import classes_of, refuse
 from myriad.scheduler.placement.tiers import ranks, tiers
 from myriad.scheduler.snapshot import BoolArray, IntArray, Snapshot
@@ -110,49 +110,23 @@ def _best(packer: Packer, rank: int, tier: str) -> _Found | None:
     if not len(found):
         return None
 
-    scarce = scarce_row(snapshot, demands)
-    asked = sum(int(d.amounts[d.rows == scarce].sum()) * d.count for d in demands)
-    any_mask = np.logical_or.reduce([d.mask for d in demands])
-    free = np.where(any_mask, np.maximum(packer.free[scarce], 0), 0)
-    leftover = by_domain(free)[found] - asked
-    doubtful = np.zeros(len(found), dtype=np.int64)
-    if packer.doubt is not None:
-        for d, cap in zip(demands, packer.caps, strict=True):
-            sound = by_domain(np.where(packer.doubt, 0, cap))[found]
-            doubtful += np.maximum(0, d.count - sound)
-    outer = []
-    for level in reversed(snapshot.level[: max(0, len(snapshot.levels) - rank)]):
-        outer.append(level.sums(free)[level.gid[starts[found]]])
-    order = np.lexsort((found, *reversed(outer), leftover, doubtful))
-
-    pods = sum(by_domain(c)[found] for c in packer.caps)
+    ranking = _Ranking(packer, rank, tier, found, starts, by_domain)
     packed: list[tuple[tuple[object, ...], Candidate, int, list[IntArray]]] = []
     shown: list[Candidate] = []
-    for position, k in enumerate(order):
+    for position, k in enumerate(ranking.order):
         g = int(found[k])
-        candidate = Candidate(
-            tier=tier,
-            domain=snapshot.group_path(tier, int(starts[g])),
-            capacity_pods=int(np.asarray(pods)[k]),
-            leftover=int(leftover[k]),
-            doubtful=int(doubtful[k]),
-            outer=tuple(int(o[k]) for o in outer),
-        )
+        lo, hi = int(starts[g]), int(stops[g])
+        candidate = ranking.candidate(int(k))
         if len(shown) < packer.policy.keep_candidates:
             shown.append(candidate)
-        tied = packed and (packed[0][1].doubtful, packed[0][1].leftover) == (candidate.doubtful, candidate.leftover)
-        if packed and (not tied or len(packed) >= _REFINED):
+        if packed and (packed[0][1].fit() != candidate.fit() or len(packed) >= _REFINED):
             break
-        counts = packer.pack(int(starts[g]), int(stops[g]), rank)
+        counts = packer.pack(lo, hi, rank)
         if counts is None:
             continue
-        broken, penalty = _costs(packer, counts, int(starts[g]), scarce)
-        candidate = Candidate(
-            tier, candidate.domain, candidate.capacity_pods, candidate.leftover, broken, candidate.doubtful, penalty,
-            candidate.outer,
-        )  # fmt: skip
-        key = (candidate.doubtful, candidate.leftover, broken, penalty, candidate.outer, position)
-        packed.append((key, candidate, int(starts[g]), counts))
+        broken, penalty = _costs(packer, counts, lo, ranking.scarce)
+        candidate = replace(candidate, broken=broken, penalty=penalty)
+        packed.append(((*candidate.fit(), broken, penalty, candidate.outer, position), candidate, lo, counts))
     if not packed:
         return None
     _, choice, lo, counts = min(packed, key=lambda p: p[0])
@@ -160,9 +134,63 @@ def _best(packer: Packer, rank: int, tier: str) -> _Found | None:
     return _Found(choice, lo, counts, [choice, *rest][: packer.policy.keep_candidates], len(found))
 
 
-def _joint(packer: Packer, by_domain: object) -> BoolArray:
+class _Ranking:
+    """The figures of a tier's domains that have room, and the order in which they are tried. See `Candidate`."""
+
+    def __init__(
+        self,
+        packer: Packer,
+        rank: int,
+        tier: str,
+        found: IntArray,
+        starts: IntArray,
+        by_domain: Callable[[IntArray], IntArray],
+    ) -> None:
+        snapshot, demands, policy = packer.snapshot, packer.demands, packer.policy
+        self.scarce = scarce_row(snapshot, demands)
+        self._snapshot, self._tier, self._first = snapshot, tier, starts[found]
+        alloc = snapshot.alloc[self.scarce]
+        asked = sum(int(d.amounts[d.rows == self.scarce].sum()) * d.count for d in demands)
+        free = np.where(np.logical_or.reduce([d.mask for d in demands]), np.maximum(packer.free[self.scarce], 0), 0)
+        whole = np.where(free >= alloc, free, 0)
+        nothing = np.zeros(len(found), dtype=np.int64)
+        self.leftover = by_domain(free)[found] - asked
+        self.pods = sum((by_domain(c)[found] for c in packer.caps), nothing)
+        self.doubtful = self.cold = nothing
+        if packer.penalty is not None:
+            for d, cap in zip(demands, packer.caps, strict=True):
+                for name, kept in (("doubtful", packer.penalty < DOUBT), ("cold", packer.penalty <= 0)):
+                    short = np.maximum(0, d.count - by_domain(np.where(kept, cap, 0))[found])
+                    setattr(self, name, getattr(self, name) + short)
+        self.breaks = nothing
+        if rank == 0:
+            self.breaks = ((whole[found] > 0) & (self.leftover > 0)).astype(np.int64)
+        levels = snapshot.level[: max(0, len(snapshot.levels) - rank)]
+        self.outer = [level.sums(whole)[level.gid[self._first]] for level in reversed(levels)]
+        keep = policy.keep_whole or (snapshot.levels[-2] if len(snapshot.levels) > 1 else "")
+        names = [level.name for level in reversed(levels)]
+        self.around = self.outer[names.index(keep)] if keep in names else nothing
+        self.order = np.lexsort(
+            (found, *reversed(self.outer), self.leftover, self.cold, self.around, self.breaks, self.doubtful)
+        )
+
+    def candidate(self, k: int) -> Candidate:
+        """The figures of the k-th domain with room."""
+        return Candidate(
+            tier=self._tier,
+            domain=self._snapshot.group_path(self._tier, int(self._first[k])),
+            capacity_pods=int(self.pods[k]),
+            leftover=int(self.leftover[k]),
+            breaks=int(self.breaks[k]),
+            around=int(self.around[k]),
+            cold=int(self.cold[k]),
+            doubtful=int(self.doubtful[k]),
+            outer=tuple(int(o[k]) for o in self.outer),
+        )
+
+
+def _joint(packer: Packer, by_domain: Callable[[IntArray], IntArray]) -> BoolArray:
     """(G,) a cheap necessary test for several demands: what they ask for together is free in the domain."""
-    assert callable(by_domain)  # noqa: S101 - narrows the type; the only caller passes a function
     snapshot, demands = packer.snapshot, packer.demands
     ok: BoolArray | None = None
     any_mask = np.logical_or.reduce([d.mask for d in demands])
