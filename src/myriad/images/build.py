@@ -11,6 +11,7 @@ Nothing that is in the layer cache is built again; all digests depend on the inp
 from __future__ import annotations
 
 import hashlib
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
 from myriad.images.definition import ImageDefinition, load_definition
 from myriad.images.layer import Entry, directory, file_from_bytes, file_from_path
-from myriad.images.oci import BuiltImage, ImageConfig, Layer, write_image, write_layer
+from myriad.images.oci import BuiltImage, ImageConfig, Layer, open_layer, write_image, write_layer
 from myriad.images.plan import Change, plan_layers, python_path
 from myriad.images.python import source_layer, wheels_layer
-from myriad.images.rootfs import Rootfs, build_base_layer, build_node_rootfs
+from myriad.images.rootfs import DPKG_STATUS, Rootfs, build_base_layer, build_node_rootfs, packages_of_status
 
 __all__ = [
     "BuildContext",
@@ -32,6 +33,7 @@ __all__ = [
     "base_layer",
     "build_node_rootfs",
     "component_image",
+    "debian_packages",
     "python_image",
     "skeleton_layer",
 ]
@@ -157,6 +159,18 @@ def _check_budget(image: BuiltImage, layers: Sequence[Layer], *, budget: int, wh
             where=str(where),
             hint="leave files out by wheels.exclude, or raise budget_mb and say why",
         )
+
+
+def debian_packages(image: BuiltImage) -> dict[str, str]:
+    """The Debian packages inside an image with their versions, from dpkg's status in its layers; empty for a program
+    alone."""
+    for digest in reversed(image.layer_digests):
+        with open_layer(image.blobs[digest]) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.name == DPKG_STATUS else None
+                if file is not None:
+                    return packages_of_status(file.read().decode())
+    return {}
 
 
 def layer_of(ctx: BuildContext, step: str, entries: Sequence[Entry], *, comment: str) -> Layer:

@@ -49,6 +49,8 @@ class BuildContext:
         apt_sources: one-line apt sources for bookworm; empty takes those of this machine (Debian 12) or Debian's own
             mirror.
         apt_keyring: keyring that signs them.
+        system_stamp: names a state of the Debian mirror; a new one installs the base and the nodes anew. A root file
+            system that was installed once is otherwise kept: mirrors change every day, images only when asked to.
     """
 
     store: Path
@@ -58,6 +60,7 @@ class BuildContext:
     on_event: OnEvent = ignore_events
     apt_sources: tuple[str, ...] = ()
     apt_keyring: Path | None = None
+    system_stamp: str = ""
 
     @property
     def blobs(self) -> BlobStore:

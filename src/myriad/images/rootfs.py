@@ -27,6 +27,7 @@ from myriad.images.layer import Entry, Kind, file_from_bytes, from_tar, write_ta
 from myriad.images.oci import Layer, canonical_json, sha256_digest, write_layer
 
 SUITE = "bookworm"
+DPKG_STATUS = "var/lib/dpkg/status"
 DEBIAN_SOURCES = (
     "deb http://deb.debian.org/debian bookworm main",
     "deb http://deb.debian.org/debian bookworm-updates main",
@@ -190,7 +191,8 @@ def build_node_rootfs(ctx: BuildContext) -> Rootfs:
 
 
 def _inputs(ctx: BuildContext, recipe: Recipe) -> dict[str, Any]:
-    return {"recipe": asdict(recipe), "sources": list(apt_sources(ctx)), "hook": _HOOK_BYTECODE}
+    inputs = {"recipe": asdict(recipe), "sources": list(apt_sources(ctx)), "hook": _HOOK_BYTECODE}
+    return {**inputs, "stamp": ctx.system_stamp} if ctx.system_stamp else inputs
 
 
 # --- the installation -----------------------------------------------------------------------------
@@ -338,7 +340,7 @@ def _source(uri: str, suite: str, components: Sequence[str]) -> Iterator[str]:
 
 def recipe_entries(archive: Path, recipe: Recipe) -> Iterator[Entry]:
     """The entries of a fresh installation that the recipe keeps, with owners and modes as installed."""
-    status = _read(archive, "var/lib/dpkg/status").decode()
+    status = _read(archive, DPKG_STATUS).decode()
     purged = _purged_paths(archive, recipe.purge)
 
     def keep(entry: Entry) -> bool:
@@ -346,7 +348,7 @@ def recipe_entries(archive: Path, recipe: Recipe) -> Iterator[Entry]:
         return entry.path not in purged and not any(fnmatchcase(entry.path, pattern) for pattern in patterns)
 
     for entry in from_tar(archive, keep=keep):
-        if entry.path == "var/lib/dpkg/status":
+        if entry.path == DPKG_STATUS:
             yield file_from_bytes(entry.path, _without_packages(status, recipe.purge).encode(), mode=entry.mode)
         elif entry.path == "etc/machine-id":
             yield file_from_bytes(entry.path, b"", mode=0o444)
@@ -358,7 +360,11 @@ def recipe_entries(archive: Path, recipe: Recipe) -> Iterator[Entry]:
 
 def installed_packages(archive: Path) -> dict[str, str]:
     """Package to version, from dpkg's status inside the tar."""
-    status = _read(archive, "var/lib/dpkg/status").decode()
+    return packages_of_status(_read(archive, DPKG_STATUS).decode())
+
+
+def packages_of_status(status: str) -> dict[str, str]:
+    """Package to version, from the text of dpkg's status."""
     packages = {}
     for paragraph in status.strip().split("\n\n"):
         fields = dict(re.findall(r"(?m)^(Package|Version): (.*)$", paragraph))

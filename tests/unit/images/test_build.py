@@ -12,7 +12,7 @@ import pytest
 
 from myriad.errors import InputError, MyriadError
 from myriad.images import build
-from myriad.images.build import component_image, python_image
+from myriad.images.build import component_image, debian_packages, python_image
 from myriad.images.context import BuildContext, BuildEvent
 from myriad.images.layer import file_from_bytes
 from myriad.images.oci import BuiltImage, read_layer_paths, write_layer
@@ -132,3 +132,12 @@ def test_a_file_that_is_not_there_is_named(ctx: BuildContext, tmp_path: Path) ->
     folder = folder_with(tmp_path / "hello", files=[{"from": "gone.py", "to": "/opt/gone.py"}])
     with pytest.raises(InputError, match=r"files: gone\.py is missing"):
         python_image(ctx, folder, "1")
+
+
+def test_the_packages_of_an_image_are_those_of_its_base(
+    ctx: BuildContext, monkeypatch: pytest.MonkeyPatch, program: Callable[..., Path]
+) -> None:
+    status = file_from_bytes("/var/lib/dpkg/status", b"Package: libc6\nVersion: 2.36\n\nPackage: kmod\nVersion: 30\n")
+    monkeypatch.setattr(build, "base_layer", lambda ctx: write_layer(ctx.blobs, [status], comment="base"))
+    assert debian_packages(etcd(ctx, program("x"), base=True)) == {"kmod": "30", "libc6": "2.36"}
+    assert debian_packages(etcd(ctx, program("x"))) == {}

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from myriad.errors import InputError, MyriadError
+from myriad.images import rootfs
 from myriad.images.context import BuildContext
-from myriad.images.layer import Entry
+from myriad.images.layer import Entry, file_from_bytes
+from myriad.images.oci import Layer, write_layer
 from myriad.images.rootfs import (
     BASE,
     DEBIAN_SOURCES,
@@ -146,3 +148,18 @@ def test_without_mmdebstrap_the_package_is_named(
     with pytest.raises(InputError) as caught:
         build_base_layer(replace(ctx, apt_keyring=keyring))
     assert caught.value.hint == "apt-get install mmdebstrap"
+
+
+def test_a_new_stamp_installs_anew(ctx: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring = tmp_path / "keyring.gpg"
+    keyring.write_bytes(b"")
+    made = []
+
+    def make(ctx: BuildContext) -> Layer:
+        made.append(ctx.system_stamp)
+        return write_layer(ctx.blobs, [file_from_bytes("/a", b"a")])
+
+    monkeypatch.setattr(rootfs, "_base_layer", make)
+    for stamp in ("", "", "2026-11-29", "2026-11-29"):
+        build_base_layer(replace(ctx, apt_keyring=keyring, system_stamp=stamp))
+    assert made == ["", "2026-11-29"]
