@@ -70,7 +70,8 @@ After=containerd.service
 [Service]
 Environment=BOOT=/etc/kubernetes/bootstrap-kubelet.conf CONF=/etc/kubernetes/kubelet.conf
 EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
-ExecStart=/usr/local/bin/kubelet --bootstrap-kubeconfig=${BOOT} --kubeconfig=${CONF} --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
+ExecStart=/usr/local/bin/kubelet --bootstrap-kubeconfig=${BOOT} --kubeconfig=${CONF} \
+  --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
 Restart=always
 RestartSec=1
 [Install]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 
 from docker.errors import ImageNotFound
@@ -31,7 +32,7 @@ def take_down(clone: Path, display: Display) -> int:
         kind = probe_engine(dict(os.environ)).kind
         if kind == "docker":
             removed = nodes.remove_lab(engine.connect(), name)
-            parts = [f"{len(items)} {what}" for what, items in removed.items() if items]
+            parts = [counted(len(items), what) for what, items in removed.items() if items]
             phase.result = f"removed {', '.join(parts)}" if parts else "there were none"
         elif kind == "stopped":
             phase.result = "Docker does not run; containers of a lab, if any, go with the next lab-down while it runs"
@@ -43,7 +44,7 @@ def take_down(clone: Path, display: Display) -> int:
             )
     with display.phase("files") as phase:
         removed_files = _remove_files(paths)
-        phase.result = f"removed {paths.dir.name}/ ({removed_files} entries)" if removed_files else "there were none"
+        phase.result = f"removed {counted(removed_files, 'entries')} of .lab/" if removed_files else "there were none"
     with display.phase("machine") as phase:
         others = _other_labs(name) if kind == "docker" else []
         if others:
@@ -56,6 +57,12 @@ def take_down(clone: Path, display: Display) -> int:
     display.line(row("stays", f"{cache_root()} ({_size(cache_root())}), the node image in Docker, .venv"))
     display.line(row("", "make lab-clean removes the caches too"))
     return 0
+
+
+def counted(number: int, plural: str) -> str:
+    """`1 container`, `4 containers`, `1 entry`."""
+    single = plural.removesuffix("ies") + "y" if plural.endswith("ies") else plural.removesuffix("s")
+    return f"{number} {plural if number != 1 else single}"
 
 
 def _remove_files(paths: LabPaths) -> int:
@@ -71,6 +78,8 @@ def _remove_files(paths: LabPaths) -> int:
             shutil.rmtree(entry)
         else:
             entry.unlink()
+    if not any(paths.dir.iterdir()):
+        paths.dir.rmdir()
     return gone
 
 
@@ -125,11 +134,14 @@ def remove_tree(root: Path) -> None:
     shutil.rmtree(root)
 
 
-def _size(root: Path) -> str:
-    """Disk use of a folder; a file with several names counts once."""
+def _size(root: Path, *, budget_s: float = 2.0) -> str:
+    """Disk use of a folder; a file with several names counts once. Go's module cache alone has some 100,000 files, so
+    the count ends after `budget_s` and says so."""
     seen: set[int] = set()
-    total = 0
+    total, until = 0, time.monotonic() + budget_s
     for folder, _, names in os.walk(root):
+        if time.monotonic() > until:
+            return f"more than {total / 1e9:.1f} GB"
         for name in names:
             status = (Path(folder) / name).lstat()
             if status.st_ino not in seen:

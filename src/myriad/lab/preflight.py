@@ -264,14 +264,14 @@ def judge_subnet(facts: Facts) -> Tuple[str, Check]:
     own = [subnet for name, subnet in facts.engine.networks if facts.network and name == facts.network]
     if own:
         return own[0], Check("subnet", "ok", f"{own[0]} (this lab's)")
-    taken = list(facts.routes) + [subnet for _, subnet in facts.engine.networks]
+    taken = [(subnet, f"Docker's network {name}") for name, subnet in facts.engine.networks]
+    taken += [(subnet, f"a route to {subnet}") for subnet in facts.routes]
     for candidate in SUBNETS:
-        holder = _overlap(candidate, taken)
-        if not holder:
-            first = _overlap(SUBNETS[0], taken)
+        if not _overlap(candidate, taken):
             if candidate == SUBNETS[0]:
                 return candidate, Check("subnet", "ok", f"{candidate} free")
-            return candidate, Check("subnet", "ok", f"{SUBNETS[0]} is taken by {first}: {candidate} is used")
+            holder = _overlap(SUBNETS[0], taken)
+            return candidate, Check("subnet", "ok", f"{candidate} free ({SUBNETS[0]} is taken by {holder})")
     return "", Check(
         "subnet",
         "error",
@@ -330,13 +330,13 @@ def pick_python(pythons: Tuple[Interpreter, ...]) -> Optional[Interpreter]:
     return max(good, key=lambda item: item.version) if good else None
 
 
-def _overlap(subnet: str, taken: List[str]) -> str:
-    """The first of `taken` that overlaps, or an empty string."""
+def _overlap(subnet: str, taken: List[Tuple[str, str]]) -> str:
+    """Who holds the first of these (subnet, holder) that overlaps, or an empty string."""
     network = ipaddress.ip_network(subnet)
-    for other in taken:
+    for other, holder in taken:
         try:
             if ipaddress.ip_network(other, strict=False).overlaps(network):
-                return other
+                return holder
         except (ValueError, TypeError):
             continue  # an IPv6 network cannot overlap an IPv4 one
     return ""

@@ -127,7 +127,7 @@ class Bringup:
         return client, image, bundle
 
     def _bundle(self, settings: Settings, phase: Phase) -> Bundle:
-        lock = load_lock(None)
+        lock = load_lock(self.clone / "stack.lock.yml")
         directory = settings.cache / "bundles" / f"{lock_digest(lock)[:12]}-{settings.arch}"
         seen: dict[str, int] = {}
 

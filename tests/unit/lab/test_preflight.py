@@ -159,7 +159,9 @@ def test_cgroup() -> None:
 def test_a_taken_subnet_is_replaced_and_said() -> None:
     verdict = judge(GOOD._replace(routes=("10.77.0.0/16", "10.78.0.128/25")))
     assert verdict.subnet == "10.79.0.0/24"
-    assert "10.77.0.0/24 is taken by 10.77.0.0/16: 10.79.0.0/24 is used" in summary(verdict)
+    assert "10.79.0.0/24 free (10.77.0.0/24 is taken by a route to 10.77.0.0/16)" in summary(verdict)
+    engine = Engine("docker", "26.1.4", 2, (("other", "10.77.0.0/24"),))
+    assert "is taken by Docker's network other" in summary(judge(GOOD._replace(engine=engine)))
 
 
 def test_the_labs_own_network_keeps_its_subnet() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -282,9 +284,10 @@ def _text(error: Exception) -> str:
 
 
 def main() -> int:
-    """Entry point of the double's pod."""
-    import signal
-
+    """Entry point of the double's pod. It takes no argument: its settings are in the environment."""
+    if sys.argv[1:]:
+        print(__doc__, Options.from_environment.__doc__, sep="\n\n")
+        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     plugin = DevicePlugin(Options.from_environment(dict(os.environ)))
     for number in (signal.SIGTERM, signal.SIGINT):
