@@ -31,7 +31,7 @@ from myriad.stack.fetch import (
 from myriad.stack.gobuild import GoBuilder, find_toolchain
 from myriad.stack.lock import OPEN, Lock, ModuleSource, PackageSource, load_rules
 from myriad.stack.settings import Settings
-from myriad.stack.sources import Choice, Plan, SourceMode, plan_sources, release_gives, release_url, selected
+from myriad.stack.sources import Choice, Plan, SourceMode, origins, plan_sources, release_gives, release_url, selected
 from myriad.stack.store import Store, link_or_copy
 
 _KEPT_TOGETHER = (NotReachableError, VanishedError, TruncatedError, SlowServerError)
@@ -82,8 +82,12 @@ def build_bundle(
     """
     components = selected(lock, only=set(only) if only is not None else None, also=set(also))
     refuse_conflicts(lock.program_versions())
-    probe = unreachable or Reachability(settings).reason_unreachable
-    plan = plan_sources(lock, components, mode=source, arch=settings.arch, unreachable=probe)
+    if unreachable is None:
+        reachability = Reachability(settings)
+        if source != "modules":
+            reachability.probe(origins(components, arch=settings.arch))
+        unreachable = reachability.reason_unreachable
+    plan = plan_sources(lock, components, mode=source, arch=settings.arch, unreachable=unreachable)
     if plan.refused:
         lines = "\n".join(f"  {name}: {reason}" for name, reason in plan.refused.items())
         raise SourcesError(
@@ -138,8 +142,9 @@ def write_bundle(manifest: Manifest, out: Path, store: Store) -> Bundle:
         if not (target.is_file() and target.stat().st_size == blob.size):
             link_or_copy(store.need(blob.sha256), target)
     for entry in manifest.files:
-        if entry.kind == "binary":
-            bundle.path(entry.sha256).chmod(0o555)  # a program runs from where it lies
+        path = bundle.path(entry.sha256)
+        if entry.kind == "binary" and path.stat().st_mode & 0o777 != 0o555:
+            path.chmod(0o555)  # a program runs from where it lies
     temporary = out / f".{MANIFEST}.{os.getpid()}"
     temporary.write_bytes(manifest_bytes(manifest))
     temporary.replace(out / MANIFEST)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import ssl
@@ -110,6 +111,7 @@ class LazyClient:
                 self._own = None
 
 
+@functools.lru_cache(maxsize=1)  # reading the certificates takes longer than a request
 def _tls_context() -> ssl.SSLContext:
     # The system's certificates (SSL_CERT_FILE included), not certifi's: a site's proxy has its own authority there.
     return ssl.create_default_context()
@@ -346,26 +348,49 @@ class Reachability:
         self._known: dict[str, str | None] = {}
 
     def reason_unreachable(self, url: str) -> str | None:
-        """None when the host of `url` (or its mirror) answers anything at all, else a short reason."""
+        """None when the host of `url` (or its mirror) answers anything at all, else a short reason.
+
+        `oci://host/...` stands for a registry.
+        """
+        self.probe([url])
+        return self._known[self._origin(url)]
+
+    def probe(self, urls: Iterable[str]) -> None:
+        """Ask all hosts of these URLs that have not been asked yet, at once; takes little longer than the timeout."""
+        timeout = self._settings.timeouts.probe_s
+        answers: dict[str, str | None] = {}
+        # Daemon threads with a deadline of their own: looking up a name can hang for long, and no timeout ends that.
+        threads = {
+            origin: threading.Thread(target=self._ask, args=(origin, answers), daemon=True)
+            for origin in {self._origin(url) for url in urls} - self._known.keys()
+        }
+        for thread in threads.values():
+            thread.start()
+        deadline = time.monotonic() + timeout + 1.0
+        for origin, thread in threads.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            silent = f"{urlsplit(origin).netloc} does not answer within {timeout:g} s"
+            self._known[origin] = answers.get(origin, silent)
+
+    def _origin(self, url: str) -> str:
         mirrors = self._settings.mirrors
         if url.startswith("oci://"):
             parts = urlsplit(mirrors.registry_url(urlsplit(url).netloc))
         else:
             parts = urlsplit(mirrors.release_url(url))
-        origin = f"{parts.scheme}://{parts.netloc}"
-        if origin not in self._known:
-            self._known[origin] = self._probe(origin)
-        return self._known[origin]
+        return f"{parts.scheme}://{parts.netloc}"
 
-    def _probe(self, origin: str) -> str | None:
+    def _ask(self, origin: str, answers: dict[str, str | None]) -> None:
         timeout = self._settings.timeouts.probe_s
+        host = urlsplit(origin).netloc
         try:
             with httpx.Client(
                 timeout=timeout, mounts=proxy_mounts(self._settings), trust_env=False, verify=_tls_context()
             ) as client:
                 client.head(origin + "/")
         except httpx.TimeoutException:
-            return f"{urlsplit(origin).netloc} does not answer within {timeout:.0f} s"
+            answers[origin] = f"{host} does not answer within {timeout:g} s"
         except httpx.TransportError as error:
-            return f"{urlsplit(origin).netloc} is not reachable ({error})"
-        return None
+            answers[origin] = f"{host} is not reachable ({error})"
+        else:
+            answers[origin] = None

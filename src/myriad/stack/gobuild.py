@@ -327,7 +327,8 @@ class GoBuilder:
                 where=str(parent),
                 hint="free disk space, or point XDG_CACHE_HOME to a larger disk",
             )
-        temporary = Path(tempfile.mkdtemp(dir=parent, prefix="build-"))
+        _sweep(parent)
+        temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f"build-{os.getpid()}-"))
         try:
             work = temporary / "src"
             shutil.copytree(folder, work, symlinks=True)
@@ -380,6 +381,14 @@ class GoBuilder:
             text=True,
             check=False,
         )
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the workspaces of builds that were killed: those whose process is gone."""
+    for left in parent.glob("build-*-*"):
+        pid = left.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def prepare_module(work: Path, *, staging: str | None) -> None:

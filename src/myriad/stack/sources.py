@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -52,6 +52,15 @@ class Plan:
 def release_url(component: Component, key: str, *, arch: str) -> str:
     """The URL of a release file for an architecture."""
     return component.sources.release[key].url.format(version=component.version, arch=arch)
+
+
+def origins(components: Mapping[str, Component], *, arch: str) -> list[str]:
+    """The URLs of all releases and images of these components, as `plan_sources` asks about them."""
+    urls = []
+    for component in components.values():
+        urls += [release_url(component, key, arch=arch) for key in component.sources.release]
+        urls += [f"oci://{image.ref.format(version=component.version)}" for image in component.upstream_images.values()]
+    return urls
 
 
 def release_gives(key: str, file: ReleaseFile) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -210,3 +212,19 @@ def test_unpinned_fetch_tells_what_lock_pin_would_trust(server: FileServer, fetc
     server.files["/tool"] = Served(BODY)
     assert fetcher.fetch_unpinned(f"{server.url}/tool") == (DIGEST, len(BODY))
     assert store.has(DIGEST)
+
+
+def test_hosts_are_probed_at_once_and_a_silent_one_costs_no_more_than_the_timeout(
+    server: FileServer, settings: Settings, free_port_url: str
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        quiet = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        probe = Reachability(settings)
+        started = time.monotonic()
+        probe.probe([f"{server.url}/x", f"{free_port_url}/y", f"{quiet}/z", f"{quiet}/again"])
+        assert time.monotonic() - started < 5
+        assert probe.reason_unreachable(f"{server.url}/x") is None
+        assert "is not reachable" in (probe.reason_unreachable(f"{free_port_url}/y") or "")
+        assert "does not answer within 0.5 s" in (probe.reason_unreachable(f"{quiet}/z") or "")
