@@ -1,7 +1,7 @@
 """A node of fake programs on PATH: they keep their state in one JSON file and count their calls.
 
-The fake systemctl knows unit files below ``<node>/etc/systemd/system``, reads them when a unit is looked at for the first
-time or after daemon-reload (NeedDaemonReload says yes when they changed since), and "starts" a unit by noting the time.
+The fake systemctl knows unit files below ``<node>/etc/systemd/system``. It reads them when a unit is looked at for the
+first time or after daemon-reload (NeedDaemonReload says yes when they changed since), and "starts" a unit by noting the time.
 A unit file that holds the word BROKEN does not start.
 """
 
@@ -12,11 +12,13 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
-PROGRAM = """#!{python}
+# -S -E: no site-packages to look through, a call takes some 20 ms.
+PROGRAM = """#!{python} -SE
 import sys
 sys.path.insert(0, {folder!r})
 import fake_node
@@ -104,10 +106,7 @@ def properties(state: dict[str, Any], folder: Path, name: str) -> dict[str, str]
     unit = state["units"].setdefault(name, {})
     if unit.get("loaded") is None and files:
         unit["loaded"] = stamp(files)
-    if not files and not unit.get("foreign"):
-        load = "not-found"
-    else:
-        load = "masked" if unit.get("masked") else "loaded"
+    load = "masked" if unit.get("masked") else "loaded" if files or unit.get("foreign") else "not-found"
     enabled = "masked" if unit.get("masked") else "enabled" if unit.get("enabled") else "disabled"
     return {
         "Id": name,
@@ -159,8 +158,7 @@ def systemctl(state: dict[str, Any], folder: Path, words: list[str]) -> int:
         elif verb in ("mask", "unmask"):
             unit["masked"] = verb == "mask"
         elif verb == "is-enabled":
-            print("enabled" if unit.get("enabled") else "disabled")
-            return 0 if unit.get("enabled") else 1
+            print(properties(state, folder, name)["UnitFileState"])
     return 0
 
 

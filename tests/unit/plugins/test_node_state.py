@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
+OSTYPE = Path("/proc/sys/kernel/ostype")
 USER, GROUP = str(os.getuid()), str(os.getgid())
 UNIT = "demo.service"
 
@@ -174,7 +176,7 @@ def test_a_unit_that_does_not_start_tells_its_journal_and_a_guess(present, node)
 def test_a_unit_that_does_not_answer_is_an_error_with_what_was_asked(present, node, tmp_path):
     node.unit_file(UNIT)
     missing = str(tmp_path / "missing.sock")
-    with pytest.raises(present.UnitError, match="is up but does not answer: .*missing.sock"):
+    with pytest.raises(present.UnitError, match=r"is up but does not answer: .*missing.sock"):
         present(units=running(wait_for={"path": missing, "timeout_s": 0.1}))
 
 
@@ -224,8 +226,7 @@ def test_a_module_that_is_missing_is_an_error_or_a_note(present, node):
 
 
 def test_a_setting_that_has_its_value_is_no_change_and_one_that_is_missing_is_an_error(present):
-    with open("/proc/sys/kernel/ostype") as stream:
-        value = stream.read().strip()
+    value = OSTYPE.read_text().strip()
     assert present(settings={"kernel.ostype": value})["changed"] is False
     with pytest.raises(present.SystemFault, match=r"setting no\.such cannot be 1: this kernel has no such setting"):
         present(settings={"no.such": "1"})
@@ -269,8 +270,7 @@ def site(present, end, node, tmp_path, **more):
     node.write(packages={"runc": "1.1.5"}, images=[IMAGE])
     config = tmp_path / "config.toml"
     config.write_text("a")
-    with open("/proc/sys/kernel/ostype") as stream:
-        value = stream.read().strip()
+    value = OSTYPE.read_text().strip()
     present(
         units=running(restart_on=[str(config)]),
         packages=["runc"],
