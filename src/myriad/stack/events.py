@@ -17,6 +17,7 @@ class Event:
         what: the artifact, image or module that it is about.
         how: `release`, `module`, `package`, `local`, `image`, or "".
         seconds: how long it took, for `done`.
+        what, for `progress` of a Go build: a phrase with the binaries and counts of modules and packages.
         done_bytes, total_bytes: for `progress` of a download; total is None when the server does not say.
         text: a sentence for people, for `left_out` and `note`.
     """

@@ -30,6 +30,7 @@ from myriad.stack.store import Store
 
 _BASE_LDFLAGS = ("-s", "-w")
 _FLAGS = ("-mod=mod", "-trimpath")
+_PROGRESS_S = 1.0
 _FREE_BYTES_NEEDED = 3 << 30
 _RELATIVE_LINE = re.compile(r"^\s*(?:replace\s+)?\S+(?:\s+v\S+)? => (\.\.?/\S+)\s*$", re.MULTILINE)
 _STAGING_LINE = re.compile(r"^(\s*(?:replace\s+)?)(k8s\.io/[a-z0-9-]+) => \./staging/src/\2\s*$", re.MULTILINE)
@@ -254,27 +255,35 @@ class GoBuilder:
             out.mkdir(exist_ok=True)
             single = next(iter(group)) if len(group) == 1 else None
             target = str(out / single) if single else f"{out}/"
-            command = ["build", *_FLAGS, "-ldflags", ldflags, "-o", target, *group.values()]
+            command = ["build", "-v", *_FLAGS, "-ldflags", ldflags, "-o", target, *group.values()]
             log = work.parent / "log"
             with log.open("w", encoding="utf-8") as stream:  # a file: a pipe that nobody reads would fill up
                 process = self._start(command, cwd=work, stderr=stream)
                 try:
-                    self._watch(process, out, set(group), how, on_event)
+                    self._watch(process, out, set(group), how, log, on_event)
                 except BaseException:
                     process.kill()
                     process.wait()
                     raise
             if process.returncode != 0:
                 lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-                text = "\n".join(line for line in lines if not line.startswith("go: downloading"))[-2000:]
+                # Without what -v tells: names of packages and downloads.
+                text = "\n".join(line for line in lines if " " in line and not line.startswith("go: downloading"))[
+                    -2000:
+                ]
                 raise BuildError(f"go build failed: {text.strip()}", where=where, hint=f"go {' '.join(command)}")
             for name in group:
                 built[name] = self._keep(out / name, name, keys[name])
         return built
 
-    def _watch(self, process: subprocess.Popen[bytes], out: Path, names: set[str], how: str, on_event: OnEvent) -> None:
-        """Tell when each binary appears, until go ends: it links one after the other, minutes apart on a cold cache."""
-        last = time.monotonic()
+    def _watch(
+        self, process: subprocess.Popen[bytes], out: Path, names: set[str], how: str, log: Path, on_event: OnEvent
+    ) -> None:
+        """Tell when each binary appears, until go ends, and between them how many packages were compiled.
+
+        go compiles for minutes on a cold cache before it links the first binary.
+        """
+        last = told = time.monotonic()
         waiting = set(names)
         while True:
             try:
@@ -282,14 +291,21 @@ class GoBuilder:
                 ended = True
             except subprocess.TimeoutExpired:
                 ended = False
+            now = time.monotonic()
             for name in sorted(waiting):
                 if (out / name).is_file() and (not ended or process.returncode == 0):
-                    now = time.monotonic()
                     on_event(Event(state="done", what=name, how=how, seconds=now - last))
-                    last = now
+                    last = told = now
                     waiting.discard(name)
             if ended:
                 return
+            if waiting and now - told >= _PROGRESS_S:
+                told = now
+                lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                fetched = sum(line.startswith("go: downloading") for line in lines)
+                compiled = sum(" " not in line for line in lines)
+                text = f"{', '.join(sorted(waiting))}: {fetched} modules fetched, {compiled} packages compiled"
+                on_event(Event(state="progress", what=text, how=how, seconds=now - last))
 
     def _keep(self, binary: Path, name: str, key: str) -> Built:
         size = binary.stat().st_size

@@ -39,6 +39,10 @@ class PushError(MyriadError):
     """The registry does not answer, or refuses something."""
 
 
+class _SilentError(PushError):
+    """The registry does not answer at all."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PushResult:
     """What a push did, or in a dry run would do.
@@ -47,11 +51,13 @@ class PushResult:
         sent: names: files by name, images by ref, in the bundle's order.
         sent_bytes: bytes of blobs that were sent.
         present: files and images that were there already, with all their blobs.
+        answered: False after a dry run against a registry that is not up yet: everything would be sent.
     """
 
     sent: list[str] = field(default_factory=list)
     sent_bytes: int = 0
     present: int = 0
+    answered: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def push_bundle(
     Args:
         bundle_dir: the bundle's directory.
         registry_url: `http://host:port` of the registry; without a scheme http is meant.
-        dry_run: only look.
+        dry_run: only look. A registry that does not answer is no error then: it may be the same run that brings it up.
         parallel: uploads at once.
         on_sent: told the name and bytes of every blob that was sent.
         client: an HTTP client; one without proxies when None, since the registry is the site's own.
@@ -144,8 +150,16 @@ class _Pusher:
         self._on_sent = on_sent
 
     def push(self) -> PushResult:
-        self._request("GET", f"{self._base}/v2/", ok=(200,))
         items = list(self._items())
+        names = [entry.name for entry in self._bundle.manifest.files]
+        names += [entry.ref for entry in self._bundle.manifest.images]
+        try:
+            self._request("GET", f"{self._base}/v2/", ok=(200,))
+        except _SilentError:
+            if not self._dry_run:
+                raise
+            everything = [*names, f"{FILES_REPOSITORY}:{files_tag(self._bundle)}"]
+            return PushResult(sent=everything, sent_bytes=sum(item.blob.size for item in items), answered=False)
         with ThreadPoolExecutor(max_workers=self._parallel) as pool:
             there = list(pool.map(self._has_blob, items))
             missing = [item for item, present in zip(items, there, strict=True) if not present]
@@ -162,8 +176,6 @@ class _Pusher:
                 url = f"{self._base}/v2/{repository}/manifests/{tag}"
                 self._request("PUT", url, ok=(201,), content=body, headers={"Content-Type": media_type})
         changed |= {name for _, _, _, _, name in stale}
-        names = [entry.name for entry in self._bundle.manifest.files]
-        names += [entry.ref for entry in self._bundle.manifest.images]
         sent = [name for name in names if name in changed]
         if files_tag(self._bundle) in changed:
             sent.append(f"{FILES_REPOSITORY}:{files_tag(self._bundle)}")
@@ -244,7 +256,7 @@ class _Pusher:
         restart: str | None = None,
     ) -> httpx.Response:
         """One request, tried again on a broken connection or a 5xx; an upload (`restart`) begins anew each time."""
-        reason = ""
+        reason, silent = "", True
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(0.5 * attempt)
@@ -261,12 +273,13 @@ class _Pusher:
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}"
                 continue
+            silent = False
             if response.status_code in ok:
                 return response
             reason = f"it answers {response.status_code} {response.text[:300]}".strip()
             if response.status_code < 500:
                 break
-        raise PushError(
+        raise (_SilentError if silent else PushError)(
             f"the registry failed a {method}: {reason}",
             where=url,
             hint="is the registry running? see the role `registry`",

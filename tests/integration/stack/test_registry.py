@@ -166,6 +166,9 @@ def test_a_registry_that_does_not_answer(store: Store, tmp_path: Path, free_port
     bundle = _bundle(store, tmp_path / "bundle")
     with pytest.raises(PushError, match="is the registry running"):
         push_bundle(bundle.directory, free_port_url.removeprefix("http://"))
+    predicted = push_bundle(bundle.directory, free_port_url, dry_run=True)
+    assert predicted.sent == ["tool", "one:v1", "deep/two:v2", f"artifacts:{files_tag(bundle)}"]
+    assert not predicted.answered
 
 
 def _mirrored(settings: Settings, registry: MemoryRegistry) -> Settings:
