@@ -11,8 +11,8 @@ Prints JSON lines: kind (decision | update | clone | digest), gpus, gang_gpus, p
 this machine's and whatever else runs on it shows in p99; compare the ratio, not the milliseconds.
 
 With --quality it prints instead how well plans keep room for large gangs: the same random stream of gangs on 128 nodes
-under the planner, first fit (node order) and least loaded node first: mean rank of the tier (0 = node), whole nodes free
-in the freest block of 16, in the cluster, and gangs refused.
+under the planner, first fit (node order) and least loaded node first: mean rank of the tier (0 = node), whole nodes
+free in the freest block of 16 and in the cluster, and gangs refused.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from myriad.scheduler.placement import fragmentation, plan, tiers
 from myriad.scheduler.snapshot import Snapshot
 
 GPU = "nvidia.com/gpu"
+T = TypeVar("T")
 SIZES = (1, 1, 1, 2, 2, 4, 8, 8, 8, 8)
 
 
@@ -103,72 +106,90 @@ def states(gpus: int, seeds: range) -> Iterator[tuple[Snapshot, random.Random]]:
         yield Snapshot.build(filled, pods), rng
 
 
-def timed(action: Callable[[], object]) -> tuple[float, object]:
+def timed(action: Callable[[], T]) -> tuple[float, T]:
     """Milliseconds and result of one call."""
     begin = time.perf_counter()
     result = action()
     return (time.perf_counter() - begin) * 1e3, result
 
 
-def measure(gpus: int, seeds: range, repeats: int) -> dict[str, float]:
-    """Measure one size and print its lines; returns p50 of decision and update in ms."""
-    spec = PodSet(
-        "workers",
-        128,
-        {GPU: 8, "cpu_milli": 96_000, "memory_bytes": 1 << 40},
-        topology=TopologyRequest("preferred", "block"),
-    )
-    gang = Gang("big", "research", (spec,), uid="big", pool="h100")
-    times: dict[str, list[float]] = {"decision": [], "update": [], "clone": [], "digest": []}
-    by_answer: dict[bool, list[float]] = {True: [], False: []}
-    tiers: dict[str, int] = {}
-    for snapshot, rng in states(gpus, seeds):
+GANG = Gang(
+    "big",
+    "research",
+    (
+        PodSet(
+            "workers",
+            128,
+            {GPU: 8, "cpu_milli": 96_000, "memory_bytes": 1 << 40},
+            topology=TopologyRequest("preferred", "block"),
+        ),
+    ),
+    uid="big",
+    pool="h100",
+)
+
+
+class Measurement:
+    """Times of one size of site, state by state, in milliseconds."""
+
+    def __init__(self, gpus: int, seeds: range) -> None:
+        self.gpus = gpus
+        self.seeds = seeds
+        self.states = states(gpus, seeds)
+        self.times: dict[str, list[float]] = {"decision": [], "update": [], "clone": [], "digest": []}
+        self.by_answer: dict[bool, list[float]] = {True: [], False: []}
+        self.answers: dict[str, int] = {}
+
+    def next_state(self, repeats: int) -> None:
+        """Take the next state and measure ``repeats`` decisions in it, each after a change of the state."""
+        snapshot, rng = next(self.states)
         snapshot.pristine()  # kept in step by updates, so a running extension has it
-        plan(snapshot, gang)  # masks by signature are kept too
+        plan(snapshot, GANG)  # masks by signature are kept too
+        update = self.times["update"]
         for _ in range(repeats):
             # A change before each decision: nothing that a decision computes can be left over from the last one.
             victim = rng.choice(snapshot.nodes).name
             pod = PodUse(f"new-{rng.random()}", victim, {GPU: 1, "cpu_milli": 1000})
-            ms, _ = timed(lambda s=snapshot, p=pod: s.apply_pod(p))  # type: ignore[misc]
-            times["update"].append(ms)
-            ms, outcome = timed(lambda s=snapshot: plan(s, gang))  # type: ignore[misc]
-            times["decision"].append(ms)
-            by_answer[isinstance(outcome, Plan)].append(ms)
-            name = outcome.tier if isinstance(outcome, Plan) else outcome.kind  # type: ignore[attr-defined]
-            tiers[name] = tiers.get(name, 0) + 1
-            ms, _ = timed(lambda s=snapshot, p=pod: s.remove_pod(p.uid))  # type: ignore[misc]
-            times["update"].append(ms)
+            update.append(timed(partial(snapshot.apply_pod, pod))[0])
+            ms, outcome = timed(partial(plan, snapshot, GANG))
+            self.times["decision"].append(ms)
+            self.by_answer[isinstance(outcome, Plan)].append(ms)
+            name = outcome.tier if isinstance(outcome, Plan) else outcome.kind
+            self.answers[name] = self.answers.get(name, 0) + 1
+            update.append(timed(partial(snapshot.remove_pod, pod.uid))[0])
             node = snapshot.nodes[snapshot.index[victim]]
             for cordoned in (not node.cordoned, node.cordoned):
-                changed = replace(node, cordoned=cordoned)
-                ms, _ = timed(lambda s=snapshot, n=changed: s.update_node(n))  # type: ignore[misc]
-                times["update"].append(ms)
-        times["clone"].append(timed(snapshot.clone)[0])
+                update.append(timed(partial(snapshot.update_node, replace(node, cordoned=cordoned)))[0])
+        self.times["clone"].append(timed(snapshot.clone)[0])
         snapshot.digest()  # the first hashes every node; afterwards only what changed
         snapshot.apply_pod(PodUse("last", snapshot.nodes[0].name, {GPU: 1}))
-        times["digest"].append(timed(snapshot.digest)[0])
-    out: dict[str, float] = {}
-    for kind, values in times.items():
-        p50, p99 = np.percentile(values, [50, 99])
-        out[kind] = float(p50)
-        line: dict[str, object] = {
-            "kind": kind,
-            "gpus": gpus,
-            "gang_gpus": gang.gpus,
-            "p50_ms": round(float(p50), 4),
-            "p99_ms": round(float(p99), 4),
-            "min_ms": round(min(values), 4),
-            "samples": len(values),
-            "seeds": len(seeds),
-        }
-        if kind == "decision":
-            total = len(values)
-            line["fits"] = round(len(by_answer[True]) / total, 3)
-            line["fits_p50_ms"] = round(float(np.median(by_answer[True])), 4) if by_answer[True] else None
-            line["refused_p50_ms"] = round(float(np.median(by_answer[False])), 4) if by_answer[False] else None
-            line["answers"] = tiers
-        print(json.dumps(line), flush=True)
-    return out
+        self.times["digest"].append(timed(snapshot.digest)[0])
+
+    def lines(self) -> Iterator[dict[str, object]]:
+        """One line a kind."""
+        for kind, values in self.times.items():
+            p50, p99 = np.percentile(values, [50, 99])
+            line: dict[str, object] = {
+                "kind": kind,
+                "gpus": self.gpus,
+                "gang_gpus": GANG.gpus,
+                "p50_ms": round(float(p50), 4),
+                "p99_ms": round(float(p99), 4),
+                "min_ms": round(min(values), 4),
+                "samples": len(values),
+                "seeds": len(self.seeds),
+            }
+            if kind == "decision":
+                line["fits"] = round(len(self.by_answer[True]) / len(values), 3)
+                for name, answer in (("fits_p50_ms", True), ("refused_p50_ms", False)):
+                    found = self.by_answer[answer]
+                    line[name] = round(float(np.median(found)), 4) if found else None
+                line["answers"] = self.answers
+            yield line
+
+    def p50(self, kind: str) -> float:
+        """Median of one kind in milliseconds."""
+        return float(np.median(self.times[kind]))
 
 
 Chooser = Callable[[Snapshot, Gang], dict[str, int] | None]
@@ -200,7 +221,7 @@ def by_order(*, most_free_first: bool) -> Chooser:
 
 
 def quality(chooser: Chooser, seed: int) -> tuple[float, float, float, int]:
-    """Mean tier rank, free whole nodes in the freest block and in the cluster, gangs refused; one stream of 600 gangs."""
+    """Mean tier rank, free whole nodes in the freest block and in the cluster, gangs refused, of one random stream."""
     rng = random.Random(seed)  # noqa: S311 - a benchmark's dice
     sizes = [(1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (8, 1), (8, 2), (8, 4), (4, 2), (8, 8), (2, 4)]  # GPUs, pods
     nodes = [
@@ -262,13 +283,29 @@ def main() -> None:
     if args.quality:
         compare(range(args.seeds))
         return
-    found = {gpus: measure(gpus, range(args.seeds), args.repeats) for gpus in args.gpus}
-    small, large = min(found), max(found)
-    if small != large:
-        growth = {k: round(found[large][k] / found[small][k], 2) for k in ("decision", "update")}
-        line = {"kind": "growth", "from_gpus": small, "to_gpus": large, "size_ratio": large / small, **growth}
-        line["no_worse_than_linear"] = growth["decision"] <= large / small
-        print(json.dumps(line))
+    found = [Measurement(gpus, range(args.seeds)) for gpus in sorted(args.gpus)]
+    for _ in range(args.seeds):
+        for size in found:  # in turn, so that whatever else runs on the machine meets every size alike
+            size.next_state(args.repeats)
+    for size in found:
+        for line in size.lines():
+            print(json.dumps(line), flush=True)
+    small, large = found[0], found[-1]
+    if small is not large:
+        growth = {k: round(large.p50(k) / small.p50(k), 2) for k in ("decision", "update")}
+        ratio = large.gpus / small.gpus
+        print(
+            json.dumps(
+                {
+                    "kind": "growth",
+                    "from_gpus": small.gpus,
+                    "to_gpus": large.gpus,
+                    "size_ratio": ratio,
+                    **growth,
+                    "no_worse_than_linear": growth["decision"] <= ratio,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":
