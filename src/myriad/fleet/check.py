@@ -154,7 +154,7 @@ def _check_groups(raw: RawInventory, parts: Parts) -> Iterable[Problem]:
             origin=(group.origin if group else None) or all_origin,
         )
     yield from _check_control_plane(raw, members)
-    below_pools = _descendants(raw, [name for name in raw.groups if name.startswith("pool_")])
+    pooled = {host for name, hosts in members.items() if name.startswith("pool_") for host in hosts}
     below_gpu_nodes = _descendants(raw, ["gpu_nodes"])
     placed = {host for name, hosts in members.items() if _has_role(name) for host in hosts}
     for name, group in raw.groups.items():
@@ -172,11 +172,11 @@ def _check_groups(raw: RawInventory, parts: Parts) -> Iterable[Problem]:
                 key=f"group {name}",
                 origin=group.origin,
             )
-        elif name.lower().startswith("pool") and name not in below_pools:
+        elif name.lower().startswith("pool") and (not members.get(name) or not members[name] <= pooled):
             yield Problem(
                 "unknown-group",
                 f"is not a group that Myriad knows; groups of pools are named pool_<name>, for example "
-                f"pool_{name.lower().removeprefix('pools').removeprefix('pool').strip('_') or 'h100'}",
+                f"pool_{name.lower().removeprefix('pools').removeprefix('pool').strip('_-') or 'h100'}",
                 key=f"group {name}",
                 origin=group.origin,
             )
@@ -291,7 +291,7 @@ class _Hosts:
                 severity_is_warning=True,
             )
         self.check_twins()
-        self.check_gpu_levels()
+        self.check_boards()
         return self.problems
 
     def report(
@@ -458,9 +458,12 @@ class _Hosts:
                     severity_is_warning=True,
                 )
 
-    def check_gpu_levels(self) -> None:
+    def check_boards(self) -> None:
         """Cards that come soldered on boards of 4, 8 or 16: more than a board on a node is a slip."""
         for name, pool in self.parts.pools.items():
+            written = self.raw.variables["myriad_pools"][name]
+            if not isinstance(written, Mapping) or written.get("model") != pool.model:
+                continue  # a placeholder stands for a model that was refused
             boards = CATALOG[pool.model].per_board
             if boards and pool.gpus_per_node > max(boards):
                 self.problems.append(

@@ -187,8 +187,13 @@ class _Shares:
             shares = {name: team.quota[pool] for name, team in self.fleet.teams.items() if team.quota.get(pool)}
             total = sum(shares.values())
             at: KeyPath = ("myriad_pools", pool)
-            if not self.fleet.hosts_by_pool[pool]:
-                continue  # an empty pool is an error of its own
+            written = self.raw.variables["myriad_pools"][pool]
+            if not self.fleet.hosts_by_pool[pool] or (
+                isinstance(written, Mapping)
+                and written.get("gpus_per_node", self.fleet.pools[pool].gpus_per_node)
+                != self.fleet.pools[pool].gpus_per_node
+            ):
+                continue  # an empty pool, or a size that was refused: an error of its own
             if total > capacity:
                 said = names.listing((f"{team} {gpus}" for team, gpus in shares.items()), limit=6)
                 path: KeyPath = (

@@ -76,20 +76,16 @@ def fold(problems: Iterable[Problem]) -> list[Problem]:
 
     A group variable that is wrong for a rack is one problem with eight hosts, not eight problems.
     """
-    merged: dict[tuple[Any, ...], Problem] = {}
+    merged: dict[tuple[Any, ...], tuple[Problem, dict[str, None]]] = {}
     for problem in problems:
         file = problem.origin.file if problem.origin else None
-        if not problem.hosts:
-            merged.setdefault((problem, None), problem)
-            continue
-        key = (problem.rule, problem.message, problem.severity, problem.key, file)
-        known = merged.get(key)
-        if known is None:
-            merged[key] = problem
-        else:
-            added = tuple(host for host in problem.hosts if host not in known.hosts[-1:])
-            merged[key] = replace(known, hosts=known.hosts + added)
-    return sorted(merged.values(), key=_order)
+        # Without hosts the line counts too; hosts of one file may stand on a line each.
+        place = file if problem.hosts else problem.origin
+        key = (problem.rule, problem.message, problem.severity, problem.key, place, bool(problem.hosts))
+        _first, hosts = merged.setdefault(key, (problem, {}))
+        hosts.update(dict.fromkeys(problem.hosts))
+    folded = [replace(problem, hosts=tuple(hosts)) for problem, hosts in merged.values()]
+    return sorted(folded, key=_order)
 
 
 def _order(problem: Problem) -> tuple[Any, ...]:

@@ -135,7 +135,7 @@ class _Reader:
                     message = self.sentence(fault, where, kind)
                     if (where, message) not in reported:
                         reported.add((where, message))
-                        self.report(path + where, str(fault["type"]).replace("_", "-"), message)
+                        self.report(path + where, _rule(fault["type"], where), message)
                     _take_out(value, where, kind)
                 value = _swept(value)
         raise AssertionError(f"{dotted(path)} keeps being refused")
@@ -164,6 +164,12 @@ class _Reader:
 
     def shape_of(self, kind: type[BaseModel]) -> str:
         return f"it is a mapping with the keys {', '.join(kind.model_fields)}"
+
+
+def _rule(code: str, where: KeyPath) -> str:
+    """Stable name for programs: `unknown-key`, `missing`, or the field that has the wrong value."""
+    named = {"extra_forbidden": "unknown-key", "invalid_key": "unknown-key", "missing": "missing"}
+    return named.get(code) or next((str(step).replace("_", "-") for step in where if isinstance(step, str)), "shape")
 
 
 _MISSING = {

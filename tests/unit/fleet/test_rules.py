@@ -296,3 +296,35 @@ def test_hosts_without_a_role_are_left_alone_but_not_localhost(said: Said) -> No
     assert said(groups=groups, myriad_teams=teams) == [
         "jump, nfs1, nfs2 (3 hosts): in none of the groups control_plane, gpu_nodes and registry: left alone by Myriad"
     ]
+
+
+def test_what_was_refused_leads_to_no_false_warning(said: Said) -> None:
+    teams = {"vision": team(quota={"h100": 40}, cohort="research")}
+    assert said(myriad_teams=teams, myriad_pools={"h100": {"model": "H100-SXM", "gpus_per_node": 16}}) == [
+        'myriad_pools.h100.model: "H100-SXM" is not a known GPU model; did you mean "H100-SXM5-80GB"?'
+    ]
+    assert said(myriad_teams=teams, myriad_pools={"h100": {"model": "H200", "gpus_per_node": 160}}) == [
+        "myriad_pools.h100.gpus_per_node: is 160; a node has a whole number of GPUs from 1 to 32"
+    ]
+
+
+def test_groups_that_are_meant_to_be_pools(said: Said) -> None:
+    groups = {
+        "control_plane": ["cp1"],
+        "gpu_nodes": ["gpu1", "gpu2"],
+        "pools": ["gpu1"],
+        "pool-h200": ["gpu2"],
+        "pool_h100": ["gpu1"],
+    }
+    teams = {"vision": team(quota={"h100": 8}, cohort="research")}
+    assert said(groups=groups, myriad_teams=teams) == [
+        "gpu2: in gpu_nodes but in no pool; list it in a group of a pool below gpu_nodes (pool_h100)",
+        "group pool-h200: is not a group that Myriad knows; groups of pools are named pool_<name>, for example "
+        "pool_h200",
+    ]
+
+
+def test_every_problem_has_a_rule_that_programs_can_tell(checked: Callable[..., Checked]) -> None:
+    wrong = team(quota={"h100": -8}, weight="heavy", spam=1, gpu_hours={"h100": {}}, namespaces=["A"])
+    rules = [problem.rule for problem in checked(myriad_teams={"vision": wrong}).problems]
+    assert sorted(rules) == ["missing", "namespaces", "quota", "unknown-key", "weight"]
