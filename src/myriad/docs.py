@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from myriad.roles import load_yaml
+
 #: Entry points in the order in which a reader meets them; others follow in the order of the spec.
 ENTRY_POINTS = ("main", "install", "configure", "reset")
 _WIDTH = 120
@@ -27,22 +29,6 @@ _BOUND = (
     "Defaults that name `site_...` are bound by playbooks/vars/stack.yml and by the inventory;"
     " where the role is used alone, set its variables instead."
 )
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads role files: `!unsafe` marks a default that holds a template and must not be rendered with the spec."""
-
-
-def _unsafe(loader: yaml.Loader, node: yaml.Node) -> Any:
-    return loader.construct_scalar(node)  # type: ignore[arg-type]  # the tag stands before scalars only
-
-
-_Loader.add_constructor("!unsafe", _unsafe)
-
-
-def load_yaml(path: Path) -> Any:
-    """A YAML file of a role, with `!unsafe` scalars as plain text; None when it is empty."""
-    return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (a SafeLoader with one more tag)
 
 
 @dataclass(frozen=True)

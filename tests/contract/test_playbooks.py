@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from myriad import docs
+from myriad.roles import declared_variables, unknown_variables
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
 INVENTORIES = sorted(folder for folder in (ROOT / "inventories").iterdir() if folder.is_dir())
 ROLES = sorted(folder.name for folder in (ROOT / "roles").iterdir() if (folder / "tasks").is_dir())
+DECLARED = declared_variables(ROOT / "roles")
 PLAY_KEYS = {
     "name", "hosts", "gather_facts", "connection", "vars", "vars_files", "roles", "tasks", "pre_tasks", "post_tasks",
     "serial", "any_errors_fatal", "max_fail_percentage", "order", "become", "environment", "tags", "strategy",
@@ -51,16 +52,6 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
-
-
-def declared_variables() -> dict[str, set[str]]:
-    """Role to the variables of its spec."""
-    return {
-        role: set(
-            docs.load_yaml(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]["main"]["options"]
-        )
-        for role in ROLES
-    }
 
 
 def variable_names(value: Any) -> set[str]:
@@ -129,20 +120,13 @@ def inventory_files() -> list[Path]:
 
 @pytest.mark.parametrize("path", [*inventory_files(), *PLAYBOOKS, *(ROOT / "molecule").rglob("*.yml")], ids=relative)
 def test_no_variable_of_a_role_is_misspelt(path: Path) -> None:
-    declared = declared_variables()
-    by_length = sorted(declared, key=len, reverse=True)
-    unknown = []
-    for name in variable_names(yaml.safe_load(path.read_text())):
-        role = next((role for role in by_length if name.startswith(f"{role}_")), None)
-        if role and name not in declared[role]:
-            unknown.append(f"{name} is no variable of {role}")
-    assert sorted(unknown) == []
+    assert unknown_variables(variable_names(yaml.safe_load(path.read_text())), DECLARED) == []
 
 
 def test_a_misspelt_variable_would_be_found() -> None:
     names = variable_names({"all": {"vars": {"kueue_replica": 1, "pools": [{"kueue_replicas": 2}]}}})
     assert {"kueue_replica", "kueue_replicas"} <= names
-    assert "kueue_replica" not in declared_variables()["kueue"]
+    assert len(unknown_variables(names, DECLARED)) == 1
 
 
 def site_plays() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from myriad import docs
+from myriad.roles import load_yaml
 
 ROOT = Path(__file__).parents[2]
 ROLES = sorted(folder.name for folder in (ROOT / "roles").iterdir() if (folder / "tasks").is_dir())
@@ -45,7 +46,7 @@ def tasks_of(path: Path) -> Iterator[dict[str, Any]]:
             for part in ("block", "rescue", "always"):
                 yield from walk(item.get(part) or [])
 
-    yield from walk(docs.load_yaml(path) or [])
+    yield from walk(load_yaml(path) or [])
 
 
 def module_of(task: dict[str, Any]) -> str | None:
@@ -88,8 +89,8 @@ def test_main_is_a_table_of_contents(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_the_spec_equals_the_defaults(role: str) -> None:
     folder = ROOT / "roles" / role
-    defaults = docs.load_yaml(folder / "defaults" / "main.yml") or {}
-    specs = docs.load_yaml(folder / "meta" / "argument_specs.yml")["argument_specs"]
+    defaults = load_yaml(folder / "defaults" / "main.yml") or {}
+    specs = load_yaml(folder / "meta" / "argument_specs.yml")["argument_specs"]
     assert {"main", "install", "configure"} <= set(specs)
     for entry in ("main", "install", "configure"):
         options = specs[entry]["options"]
@@ -100,7 +101,7 @@ def test_the_spec_equals_the_defaults(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_option_is_typed_and_told_in_a_sentence(role: str) -> None:
-    specs = docs.load_yaml(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]
+    specs = load_yaml(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]
     for entry, spec in specs.items():
         assert spec["short_description"] and spec["description"], entry
         for name, option in (spec.get("options") or {}).items():
@@ -114,7 +115,7 @@ def test_every_option_is_typed_and_told_in_a_sentence(role: str) -> None:
 def test_every_further_entry_point_has_a_spec(role: str) -> None:
     """Files that tasks of the role itself include are parts of an entry point; the others are entry points."""
     folder = ROOT / "roles" / role / "tasks"
-    specs = docs.load_yaml(folder.parent / "meta" / "argument_specs.yml")["argument_specs"]
+    specs = load_yaml(folder.parent / "meta" / "argument_specs.yml")["argument_specs"]
     inner = set()
     for path in folder.glob("*.yml"):
         for task in tasks_of(path):
@@ -136,8 +137,8 @@ def test_a_spec_never_renders_its_defaults(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_the_short_description_stands_once(role: str) -> None:
     folder = ROOT / "roles" / role / "meta"
-    spec = docs.load_yaml(folder / "argument_specs.yml")["argument_specs"]["main"]
-    assert docs.load_yaml(folder / "main.yml")["galaxy_info"]["description"] == spec["short_description"]
+    spec = load_yaml(folder / "argument_specs.yml")["argument_specs"]["main"]
+    assert load_yaml(folder / "main.yml")["galaxy_info"]["description"] == spec["short_description"]
 
 
 def test_readmes_are_what_the_specs_say() -> None:
@@ -148,7 +149,7 @@ def test_readmes_are_what_the_specs_say() -> None:
 def test_every_variable_of_the_role_is_declared(role: str) -> None:
     """A name in the role's own space is a default, or a register behind two underscores."""
     folder = ROOT / "roles" / role
-    declared = set(docs.load_yaml(folder / "defaults" / "main.yml") or {})
+    declared = set(load_yaml(folder / "defaults" / "main.yml") or {})
     longer = [other for other in ROLES if other.startswith(f"{role}_")]
     unknown = set()
     for path in [*folder.glob("tasks/*.yml"), *folder.glob("templates/**/*"), *folder.glob("vars/*.yml")]:
@@ -254,7 +255,7 @@ def test_every_excused_template_exists_or_is_gone_from_the_list() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "roles").glob("*/defaults/main.yml")), ids=relative)
 def test_defaults_are_public_and_named_after_the_role(path: Path) -> None:
     role = path.parents[1].name
-    assert [name for name in docs.load_yaml(path) or {} if not name.startswith(f"{role}_")] == []
+    assert [name for name in load_yaml(path) or {} if not name.startswith(f"{role}_")] == []
 
 
 def test_role_files_are_yaml_that_a_plain_reader_takes() -> None:
