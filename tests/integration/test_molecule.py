@@ -1,6 +1,6 @@
 """Every role as its developer tests it: predict, converge, converge again, look at the hosts. Times are printed.
 
-Once with all scenarios on one pair of nodes, each building on the one before, and for the night each one from bare nodes.
+Once with all scenarios on one pair of nodes, each building on the one before, and for the night each from bare nodes.
 """
 
 from __future__ import annotations
