@@ -99,7 +99,8 @@ class Bringup:
                 say=self.display.say,
             )
             names = [f"{node.name}{'' if node.name in made else ' (kept)'}" for node in wanted]
-            phase.result = " ".join(names if made else [*(node.name for node in wanted), "are up"])
+            are = "is up" if len(wanted) == 1 else "are up"
+            phase.result = " ".join(names if made else [*(node.name for node in wanted), are])
         write_env(self.paths, {name: bundle.file_path(name) for name in ("kubectl", "helm") if bundle.has_file(name)})
         return state, wanted
 
