@@ -15,7 +15,16 @@ from typing import Literal
 
 from myriad.errors import InputError, MyriadError
 from myriad.stack.archive import extract_members, folder_as_tgz
-from myriad.stack.bundle import MANIFEST, Bundle, FileEntry, ImageEntry, Manifest, Origin, manifest_bytes
+from myriad.stack.bundle import (
+    FILE_MEDIA_TYPE,
+    MANIFEST,
+    Bundle,
+    FileEntry,
+    ImageEntry,
+    Manifest,
+    Origin,
+    manifest_bytes,
+)
 from myriad.stack.bundle_images import ImageBuilder
 from myriad.stack.compat import check
 from myriad.stack.events import Event, OnEvent, ignore
@@ -89,7 +98,10 @@ def build_bundle(
         unreachable = reachability.reason_unreachable
     plan = plan_sources(lock, components, mode=source, arch=settings.arch, unreachable=unreachable)
     if plan.refused:
-        lines = "\n".join(f"  {name}: {reason}" for name, reason in plan.refused.items())
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in plan.refused.items():
+            by_reason.setdefault(reason, []).append(name)
+        lines = "\n".join(f"  {', '.join(names)}: {reason}" for reason, names in by_reason.items())
         raise SourcesError(
             f"{len(plan.refused)} required files cannot be had, so nothing was built:\n{lines}",
             hint="use a bundle from elsewhere, set MYRIAD_MIRROR_RELEASES, or build from modules: --source modules",
@@ -100,9 +112,9 @@ def build_bundle(
     files = builder.files(plan)
     made: list[ImageEntry] = []
     if images:
-        kept = {name: component for name, component in components.items() if name not in plan.left_out}
         image_builder = ImageBuilder(store=builder.store, settings=settings, on_event=on_event)
-        made = image_builder.component_images(kept, files) + image_builder.upstream_images(kept)
+        made = image_builder.component_images(components, files)
+        made += image_builder.upstream_images(components, plan.images)
         if only is None:
             made += image_builder.own_images(without=set(without))
     versions = _versions(lock, files)
@@ -327,7 +339,8 @@ class _Builder:
         return self._go
 
     def _entry(self, choice: Choice, version: str, digest: str, origin: Origin) -> FileEntry:
-        media_type = "application/gzip" if choice.kind == "chart" else "application/octet-stream"
+        gzipped = choice.kind == "chart" or (origin.folder is not None and origin.source == "module")
+        media_type = "application/gzip" if gzipped else FILE_MEDIA_TYPE
         return FileEntry(
             name=choice.artifact,
             component=choice.component,

@@ -13,7 +13,7 @@ from myriad.images.build import BuildContext, BuildEvent, component_image, pytho
 from myriad.images.oci import BuiltImage
 from myriad.stack.bundle import Blob, FileEntry, ImageEntry, Origin
 from myriad.stack.events import Event, OnEvent
-from myriad.stack.lock import OPEN, Arch, Component
+from myriad.stack.lock import Arch, Component
 from myriad.stack.pull import Puller
 from myriad.stack.settings import Settings
 from myriad.stack.store import Store, plain_hex
@@ -80,21 +80,27 @@ class ImageBuilder:
             made.append(image_entry(built, component=_OWN, version=version, holds=[f"images/{folder.name}"]))
         return made
 
-    def upstream_images(self, components: Mapping[str, Component]) -> list[ImageEntry]:
-        """The images that these components take from a registry, by digest."""
+    def upstream_images(
+        self, components: Mapping[str, Component], wanted: Iterable[tuple[str, str]]
+    ) -> list[ImageEntry]:
+        """Images from their registries, by digest; `wanted` is (component, repo) of those that are pinned."""
         made = []
         arch = cast(Arch, self._settings.arch)
         with Puller(store=self._store, settings=self._settings) as puller:
-            for name, component in components.items():
-                for repo, image in component.upstream_images.items():
-                    pin = image.sha256.get(arch, OPEN)
-                    if pin == OPEN:
-                        continue
-                    ref = image.ref.format(version=component.version)
-                    started = time.monotonic()
-                    as_ref = f"{repo}:{ref.rpartition(':')[2]}"
-                    made.append(puller.pull(ref, sha256=pin, component=name, version=component.version, as_ref=as_ref))
-                    self._on_event(Event(state="done", what=ref, how="image", seconds=time.monotonic() - started))
+            for name, repo in wanted:
+                component = components[name]
+                image = component.upstream_images[repo]
+                ref = image.ref.format(version=component.version)
+                started = time.monotonic()
+                entry = puller.pull(
+                    ref,
+                    sha256=image.sha256[arch],
+                    component=name,
+                    version=component.version,
+                    as_ref=f"{repo}:{ref.rpartition(':')[2]}",
+                )
+                made.append(entry)
+                self._on_event(Event(state="done", what=ref, how="image", seconds=time.monotonic() - started))
         return made
 
     def _timed(self, name: str, build: Callable[[], BuiltImage]) -> BuiltImage:

@@ -115,6 +115,9 @@ class UpstreamImage(_Strict):
 
     ref: str
     sha256: dict[Arch, Pin]
+    replaces: str | None = Field(
+        None, description="artifact whose image this is where `release` is asked for: its project publishes no binary"
+    )
 
 
 class Component(_Strict):
@@ -142,6 +145,11 @@ class Component(_Strict):
         for repo, image in self.images.items():
             if image.binary not in self.artifacts:
                 raise ValueError(f"images.{repo} holds {image.binary!r}, which artifacts does not list")
+        for repo, upstream in self.upstream_images.items():
+            if upstream.replaces is not None and upstream.replaces not in self.artifacts:
+                raise ValueError(
+                    f"upstream_images.{repo} replaces {upstream.replaces!r}, which artifacts does not list"
+                )
         return self
 
 

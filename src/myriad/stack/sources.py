@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from myriad.stack.lock import OPEN, Arch, Component, Kind, Lock, ModuleSource, ReleaseFile
+from myriad.stack.lock import OPEN, Arch, Component, Kind, Lock, ModuleSource, ReleaseFile, UpstreamImage
 
 SourceMode = Literal["auto", "release", "modules"]
 Unreachable = Callable[[str], "str | None"]
@@ -40,11 +40,13 @@ class Plan:
 
     Attributes:
         choices: one per artifact that will be in the bundle.
+        images: (component, repo) of the images to take from a registry.
         left_out: optional component -> why.
         refused: required artifact -> why it cannot be had; a build with any of these does not start.
     """
 
     choices: list[Choice] = field(default_factory=list)
+    images: list[tuple[str, str]] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -101,13 +103,17 @@ def plan_sources(
     for name, component in components.items():
         reasons: dict[str, str] = {}
         choices = []
+        images = _images(component, mode)
+        replaced = {image.replaces for image in images.values()}
         for artifact, kind in component.artifacts.items():
+            if artifact in replaced:
+                continue
             choice = _choose(name, component, artifact, kind, mode, cast(Arch, arch), unreachable)
             if isinstance(choice, str):
                 reasons[artifact] = choice
             else:
                 choices.append(choice)
-        for repo, image in component.upstream_images.items():
+        for repo, image in images.items():
             ref = image.ref.format(version=component.version)
             reason = unreachable(f"oci://{ref}")
             if reason is not None:
@@ -119,7 +125,15 @@ def plan_sources(
         else:
             plan.choices.extend(choices)
             plan.refused.update(reasons)
+            plan.images.extend((name, repo) for repo in images if repo not in reasons)
     return plan
+
+
+def _images(component: Component, mode: SourceMode) -> dict[str, UpstreamImage]:
+    """The images to take from a registry: one that replaces a binary only where releases alone are asked for."""
+    return {
+        repo: image for repo, image in component.upstream_images.items() if image.replaces is None or mode == "release"
+    }
 
 
 def _choose(

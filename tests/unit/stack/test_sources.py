@@ -84,6 +84,17 @@ def test_an_optional_component_whose_image_is_not_pinned_is_left_out() -> None:
     assert "docker.io/org/vc:v1.0.0 is reachable, but not pinned" in plan.left_out["tool"]
 
 
+def test_an_image_replaces_a_binary_only_where_releases_alone_are_asked_for() -> None:
+    images = {"tool": {"ref": "registry.example/tool:v{version}", "sha256": {"amd64": _HEX}, "replaces": "tool"}}
+    component = _component(pin=None, upstream_images=images)
+    released = _plan(component, "release", reachable=True)
+    assert (released.choices, released.images, released.refused) == ([], [("tool", "tool")], {})
+    usual = _plan(component, "auto", reachable=True)
+    assert ([choice.how for choice in usual.choices], usual.images) == (["module"], [])
+    away = _plan(component, "release", reachable=False)
+    assert away.refused == {"tool": "in no bundle, and no registry answers: example.org is not reachable"}
+
+
 def test_another_architecture_without_a_release() -> None:
     plan = _plan(_component(module=False), "auto", reachable=True, arch="arm64")
     assert plan.refused == {"tool": "the lock names no release of it for arm64"}
