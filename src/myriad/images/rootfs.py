@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
@@ -261,15 +262,26 @@ def _run_mmdebstrap(ctx: BuildContext, recipe: Recipe, archive: Path) -> None:
             env=environment,
             text=True,
             errors="replace",
+            start_new_session=True,
+            umask=0o022,  # maintainer scripts write files without saying their mode
         ) as process,
     ):
         assert process.stdout is not None  # noqa: S101 - for the type checker; PIPE was asked for above
-        for line in process.stdout:
-            file.write(line)
-            last.append(line.rstrip())
-            if line.startswith("I: "):
-                seconds = time.monotonic() - begun
-                ctx.on_event(BuildEvent(recipe.name, "progress", line[3:].strip(), seconds=seconds))
+        try:
+            for line in process.stdout:
+                file.write(line)
+                last.append(line.rstrip())
+                if line.startswith("I: "):
+                    seconds = time.monotonic() - begun
+                    ctx.on_event(BuildEvent(recipe.name, "progress", line[3:].strip(), seconds=seconds))
+        except BaseException:
+            # Interrupted: mmdebstrap unmounts and removes what it made, and that must be over before we are. It waits
+            # for its children, so they must hear of it too, as they do when Ctrl-C is typed at it.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            process.stdout.read()
+            process.wait()
+            raise
     if process.returncode != 0:
         raise MyriadError(
             f"mmdebstrap could not make the root file system {recipe.name!r} (exit {process.returncode}): "
