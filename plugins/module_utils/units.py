@@ -296,6 +296,9 @@ def not_answering(wait):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             opener.open(wait["url"], timeout=5).close()
-        except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
+        except urllib.error.HTTPError as error:
+            error.close()
+            return f"{wait['url']}: {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
             return "{}: {}".format(wait["url"], error)
     return None

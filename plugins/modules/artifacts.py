@@ -309,14 +309,15 @@ class Artifacts:
             raise Failure("{}: {} was not sent along and no source is named".format(item["name"], item["sha256"]))
         url = "{}/v2/artifacts/blobs/sha256:{}".format(self.params["source"].rstrip("/"), item["sha256"])
         opener = urllib.request.build_opener(*([] if self.params["use_proxy"] else [urllib.request.ProxyHandler({})]))
-        total = 0
+        travelled = [0]
         reason = ""
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(WAIT_S * 2**attempt)
             try:
-                total += self.stream(opener, url, part)
+                self.stream(opener, url, part, travelled)
             except urllib.error.HTTPError as error:
+                error.close()
                 if error.code == 416:
                     os.unlink(part)
                     reason = "the partial file does not fit what the registry has"
@@ -338,7 +339,7 @@ class Artifacts:
                 continue
             got = fsops.sha256_file(part)
             if got == item["sha256"]:
-                return total
+                return travelled[0]
             size = os.path.getsize(part)
             os.unlink(part)
             reason = f"content changed: expected sha256 {item['sha256']}, got {got} ({size} bytes)"
@@ -348,8 +349,8 @@ class Artifacts:
             "{}: {}, at {}. Nothing was put in place; run again when it is repaired.".format(item["name"], reason, url)
         )
 
-    def stream(self, opener, url, part):
-        """Append what is missing of one download to its partial file; returns the bytes that travelled."""
+    def stream(self, opener, url, part, travelled):
+        """Append what is missing of one download to its partial file; adds the bytes that travelled."""
         have = os.path.getsize(part) if os.path.exists(part) else 0
         request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
         count = 0
@@ -364,9 +365,9 @@ class Artifacts:
                         break
                     stream.write(chunk)
                     count += len(chunk)
+                    travelled[0] += len(chunk)
         if expected is not None and count < int(expected):
             raise OSError(f"{count} of {expected} bytes came")
-        return count
 
 
 def leftovers(path):

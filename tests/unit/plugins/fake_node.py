@@ -1,7 +1,8 @@
 """A node of fake programs on PATH: they keep their state in one JSON file and count their calls.
 
 The fake systemctl knows unit files below ``<node>/etc/systemd/system``. It reads them when a unit is looked at for the
-first time or after daemon-reload (NeedDaemonReload says yes when they changed since), and "starts" a unit by noting the time.
+first time or after daemon-reload (NeedDaemonReload says yes when they changed since), and "starts" a unit by noting the
+time.
 A unit file that holds the word BROKEN does not start.
 """
 

@@ -1,0 +1,103 @@
+"""The digest of a host's inputs, and what action plugins of one process share."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from ansible.parsing.vault import EncryptedString
+
+
+@pytest.fixture
+def inputs(plugin):
+    return plugin("plugin_utils.inputs")
+
+
+BASE = {"myriad_teams": {"b": 1, "a": [1, 2]}, "ansible_host": "10.0.0.1", "inventory_hostname": "gpu1"}
+
+
+def test_order_facts_magic_and_ignored_names_do_not_count(inputs):
+    first = inputs.host_digest(BASE, set())
+    noisy = {
+        "inventory_hostname": "gpu1",
+        "ansible_host": "10.0.0.1",
+        "myriad_teams": {"a": [1, 2], "b": 1},
+        "ansible_facts": {"memfree_mb": 3},
+        "ansible_check_mode": True,
+        "hostvars": object(),
+        "groups": {"all": ["gpu1", "gpu2"]},
+        "__site_look": {"changed": False},
+        "site_full": True,
+    }
+    assert inputs.host_digest(noisy, {"site_full"}) == first
+
+
+@pytest.mark.parametrize("change", [{"ansible_host": "10.0.0.2"}, {"myriad_teams": {"b": 2, "a": [1, 2]}}, {"new": 1}])
+def test_a_variable_that_changes_counts(inputs, change):
+    assert inputs.host_digest({**BASE, **change}, set()) != inputs.host_digest(BASE, set())
+
+
+def test_templates_are_compared_as_they_are_written_and_secrets_as_they_are_stored(inputs):
+    secret = EncryptedString(ciphertext="$ANSIBLE_VAULT;1.1;AES256\n6162")
+    # Decrypting would fail here: there is no vault password.
+    assert inputs.canonical({"x": secret, "t": "{{ lookup('pipe', 'date') }}", 1: {2, 1}}) == {
+        "x": "vault:$ANSIBLE_VAULT;1.1;AES256\n6162",
+        "t": "{{ lookup('pipe', 'date') }}",
+        "1": ["1", "2"],
+    }
+
+
+def test_a_changed_template_of_a_role_counts_and_the_answer_is_shared(inputs, tmp_path, monkeypatch):
+    collection = tmp_path / "collection"
+    (collection / "roles" / "r" / "templates").mkdir(parents=True)
+    template = collection / "roles" / "r" / "templates" / "a.j2"
+    template.write_text("a")
+    monkeypatch.setattr(inputs, "COLLECTION", collection)
+    caches = [tmp_path / name for name in ("one", "two", "three")]
+    for cache in caches:
+        cache.mkdir()
+    first = inputs.collection_digest(caches[0])
+    (collection / "roles" / "r" / "README.md").write_text("words")
+    (collection / "roles" / "r" / "__pycache__").mkdir()
+    (collection / "roles" / "r" / "__pycache__" / "x.py").write_text("noise")
+    assert inputs.collection_digest(caches[1]) == first
+    template.write_text("b")
+    assert inputs.collection_digest(caches[0]) == first
+    assert inputs.collection_digest(caches[2]) != first
+
+
+def test_another_bundle_is_another_input(inputs, tmp_path):
+    assert inputs.bundle_digest(None, tmp_path) == ""
+    assert inputs.bundle_digest(str(tmp_path), tmp_path) == ""
+    (tmp_path / "bundle.yml").write_text("a: 1\n")
+    first = inputs.bundle_digest(str(tmp_path), tmp_path)
+    (tmp_path / "bundle.yml").write_text("a: 22\n")
+    assert inputs.bundle_digest(str(tmp_path), tmp_path) != first
+    assert first
+
+
+PLAY = """
+- hosts: all
+  connection: local
+  gather_facts: false
+  vars: {color: red}
+  tasks:
+    - name: Look
+      myriad.gpu.node_state: {state: check, state_dir: "TMP/state"}
+      register: __look
+    - name: Tell
+      ansible.builtin.debug: {msg: "converged={{ __look.converged }} {{ ansible_facts['distribution'] | length > 0 }}"}
+    - name: Record
+      myriad.gpu.node_state: {state: converged, state_dir: "TMP/state"}
+"""
+
+
+def test_the_second_run_is_converged_and_another_variable_is_not(ansible, tmp_path):
+    play = PLAY.replace("TMP", str(tmp_path))
+    assert "converged=False True" in ansible(play, "-v").stdout
+    assert "converged=True True" in ansible(play, "-v").stdout
+    assert "converged=False" in ansible(play, "-v", "-e", "color=blue", "--check").stdout
+    assert "converged=True" in ansible(play, "-v").stdout
+    shutil.rmtree(tmp_path / "state")
+    assert ansible(play, "--skip-tags", "none").returncode == 0
+    assert not (tmp_path / "state" / "_site.json").exists()

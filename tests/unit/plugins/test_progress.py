@@ -1,0 +1,71 @@
+"""The callback progress, through ansible-playbook."""
+
+from __future__ import annotations
+
+import json
+
+from myriad.runs import parse, result_of
+
+PLAY = """
+- name: runtime
+  hosts: all
+  connection: local
+  gather_facts: false
+  tasks:
+    - name: Fine
+      ansible.builtin.command: "true"
+      changed_when: false
+    - name: Changes
+      ansible.builtin.command: "true"
+    - name: Hidden
+      ansible.builtin.debug: {msg: "hunter2"}
+      no_log: true
+    - name: Left out
+      ansible.builtin.command: "true"
+      when: false
+    - name: Breaks
+      ansible.builtin.shell: "echo the disk is full >&2; exit 3"
+    - name: Never reached
+      ansible.builtin.command: "true"
+"""
+
+
+def test_lines_errors_recap_and_events(ansible, tmp_path):
+    done = ansible(PLAY)
+    assert done.returncode == 2
+    out = done.stdout
+    assert "hunter2" not in out
+    lines = out.splitlines()
+    assert any("runtime · Fine" in line and line.endswith("ok 1") for line in lines)
+    assert any("runtime · Changes" in line and line.endswith("changed 1 (node1)") for line in lines)
+    assert not any("Left out" in line for line in lines)
+    assert "FAILED  node1 · Breaks" in out
+    assert "    the disk is full" in out
+    assert "a host saw 4 tasks at most (node1)" in out
+    assert "--limit node1" in out
+    text = (tmp_path / "events.jsonl").read_text()
+    assert "hunter2" not in text
+    found = result_of(parse(text.splitlines()))
+    assert found.exit_code == 2
+    assert found.task_counts() == {"node1": 4}
+    assert found.hosts["node1"].skipped == 1
+    assert found.hosts["node1"].changed == [("", "Changes"), ("", "Breaks")] or found.hosts["node1"].changed == [
+        ("", "Changes")
+    ]
+    assert "runtime" in found.play_seconds
+
+
+def test_listing_tasks_stays_ansibles_own(ansible, tmp_path):
+    done = ansible(PLAY, "--list-tasks")
+    assert done.returncode == 0
+    assert "Never reached" in done.stdout
+    assert "slowest" not in done.stdout
+
+
+def test_every_event_is_one_json_object_a_line(ansible, tmp_path):
+    ansible(PLAY, "--check")
+    rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [row["event"] for row in rows[:3]] == ["start", "play", "task"]
+    assert rows[0]["check"] is True
+    assert rows[-1]["event"] == "stats"
+    assert all("time" in row for row in rows)
