@@ -455,6 +455,7 @@ def _in_cluster() -> Api:
 
 def _from_kubeconfig(path: str) -> Api:
     # Imported here: 0.7 s that a pod need not pay.
+    import yaml
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException, kube_config
 
@@ -464,9 +465,10 @@ def _from_kubeconfig(path: str) -> Api:
         kube_config.load_kube_config(  # type: ignore[no-untyped-call]
             config_file=path, client_configuration=configuration, persist_config=False
         )
-    except (ConfigException, OSError) as error:
+    except (ConfigException, OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        # The loader trusts the file's shape; a file of another shape fails in any of these ways.
         raise ClusterUnreachableError(
-            f"the kubeconfig cannot be used: {error}",
+            f"the kubeconfig cannot be used: {' '.join(str(error).split())}",
             where=path,
             hint="for the lab: `make lab` writes it and `. .lab/env` names it",
         ) from error

@@ -90,6 +90,7 @@ class Watch(threading.Thread):
                     self._handler.replace(items)
                     self.relists += 1
                     self.synced.set()
+                    continue
                 for event in self._api.watch(
                     self.resource,
                     resource_version=version,
