@@ -56,7 +56,7 @@ class Cluster:
         command = f"/usr/local/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf {arguments}"
         if not stdin:
             return self._host.run(command)
-        return self._host.run(f"printf '%s' %s | {command}", stdin)
+        return self._host.run(f"printf '%%s' %s | {command}", stdin)
 
     def get(self, kind: str, name: str = "", namespace: str = "") -> Any:
         """One object, or the list of all of a kind, as the API returns them."""

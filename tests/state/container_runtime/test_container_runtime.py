@@ -50,7 +50,7 @@ def test_runc_starts_a_sandbox(host: Host) -> None:
     """With the network of the host, so that no pod network is needed."""
     linux = {"security_context": {"namespace_options": {"network": 2}}}
     text = json.dumps(SANDBOX | {"log_directory": "/tmp", "linux": linux})
-    started = host.run(f"printf '%s' %s > /tmp/state-test.json && {CRICTL} runp /tmp/state-test.json", text)
+    started = host.run(f"printf '%%s' %s > /tmp/state-test.json && {CRICTL} runp /tmp/state-test.json", text)
     try:
         assert started.rc == 0, started.stderr
     finally:
