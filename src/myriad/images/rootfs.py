@@ -24,7 +24,7 @@ from typing import IO, Any, cast
 
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
-from myriad.images.layer import Entry, Kind, file_from_bytes, from_tar, write_tar
+from myriad.images.layer import Entry, Kind, directory, file_from_bytes, from_tar, write_tar
 from myriad.images.oci import Layer, canonical_json, sha256_digest, write_layer
 
 SUITE = "bookworm"
@@ -362,6 +362,9 @@ def recipe_entries(archive: Path, recipe: Recipe) -> Iterator[Entry]:
     for entry in from_tar(archive, keep=keep):
         if entry.path == DPKG_STATUS:
             yield file_from_bytes(entry.path, _without_packages(status, recipe.purge).encode(), mode=entry.mode)
+        elif entry.path == "var/cache/apt/archives":
+            # It was filled from this machine's cache and took over the mode and the owner of that folder.
+            yield directory(entry.path)
         elif entry.path == "etc/machine-id":
             yield file_from_bytes(entry.path, b"", mode=0o444)
         elif not recipe.setuid_allowed and entry.kind in (Kind.FILE, Kind.HARDLINK):

@@ -67,6 +67,7 @@ def rootfs_tar(tmp_path: Path) -> Path:
             "./var/cache/apt",
         ):
             folder(name)
+        add("./var/cache/apt/archives", type=tarfile.DIRTYPE, mode=0o700, uid=1000, gid=1000)
         add("./dev/null", type=tarfile.CHRTYPE, mode=0o666)
         add("./bin", type=tarfile.SYMTYPE, linkname="usr/bin")
         add("./etc/machine-id", b"uninitialized\n")

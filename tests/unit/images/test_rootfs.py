@@ -39,6 +39,8 @@ def test_caches_devices_and_what_belongs_to_one_machine_are_left_out(rootfs_tar:
     entries = kept(rootfs_tar, Recipe("r", ()))
     assert not {"dev/null", "etc/resolv.conf", "var/cache/apt/pkgcache.bin"} & set(entries)
     assert "var/cache/apt" in entries, "apt expects its folders"
+    archives = entries["var/cache/apt/archives"]
+    assert (archives.mode, archives.uid, archives.gid) == (0o755, 0, 0), "not those of the builder's package cache"
     assert content(entries["etc/machine-id"]) == b""
     assert (entries["etc/shadow"].gid, entries["etc/shadow"].mode) == (42, 0o640)
 
