@@ -96,7 +96,7 @@ def test_no_secret_and_no_path_of_a_machine_is_tracked() -> None:
     patterns = {
         "a private key": re.compile("-----BEGIN [A-Z ]*PRIVATE " + "KEY-----"),
         "a token": re.compile(r"\b(ghp_[A-Za-z0-9]{30}|glpat-[\w-]{20}|AKIA[A-Z0-9]{16}|xox[bp]-[\w-]{20})"),
-        "a home folder": re.compile(r"(?<![\w.])/(home|Users)/(?!\$|<|\{|USER|(?:user|ada)/)[a-z]\w+/"),
+        "a home folder": re.compile(r"(?<![\w.])/(home|Users)/(?!\$|<|\{|USER|(?:user|ada|ops)/)[a-z]\w+/"),
         "a folder of one machine": re.compile(r"(?<![\w.~-])/(work|scratch)/"),
     }
     found = [
@@ -150,7 +150,8 @@ def test_a_decision_says_why_what_and_at_what_price(path: Path) -> None:
     text = path.read_text()
     assert re.match(rf"# {path.name[:4]} \w", text), "the title is the number and a sentence"
     headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
-    assert headings == ["Why", "Decision", "Consequences"]
+    assert headings[:2] == ["Why", "Decision"]
+    assert "Consequences" in headings
     assert len(text.splitlines()) <= 80, "half a page"
 
 
