@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
         nodes_s = time.monotonic() - started
         emit(arm="site", phase="nodes", seconds=round(nodes_s, 1))
         with display.phase("site"):
-            site = run_site(paths, display, ["-e", "myriad_full=true"])
+            site = run_site(paths, display, ["-e", "site_full=true"])
         if site.code:
             tail = "\n  ".join(site.log.read_text(errors="replace").strip().splitlines()[-12:])
             raise MyriadError(f"site.yml ended with {site.code}:\n  {tail}", where=str(site.log))

@@ -46,7 +46,7 @@ def up(
         if nodes_only:
             Bringup(root, display).nodes_up(after_make=from_make)
             return 0
-        site = ["-e", "myriad_full=true"] if full else []
+        site = ["-e", "site_full=true"] if full else []
         return bring_up(root, display, after_make=from_make, jobs=jobs, site=site)
 
     raise typer.Exit(guarded(display, action))

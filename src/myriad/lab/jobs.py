@@ -35,6 +35,7 @@ class JobLine:
     size: str
     text: str
     ok: bool
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Jobs:
         waited = time.monotonic() - waiting
         done = self._finish(self.second, waiting)
         held = f"waited {duration(waited)} for quota ({answer}), then {done.text}"
-        lines.append(JobLine(done.name, done.size, held, done.ok))
+        lines.append(JobLine(done.name, done.size, held, done.ok, done.seconds))
         lines.append(JobLine(self.huge.name, size(self.huge.job), f"refused: {refusal}", "no node" in refusal))
         return lines
 
@@ -144,7 +145,7 @@ class Jobs:
             for condition in status.get("conditions") or []:
                 if condition.get("status") == "True" and condition["type"] == "Complete":
                     sums = ", all-reduce ok" if self._log_says_ok(name) else ""
-                    return JobLine(name, size(job), f"ran on {where}{sums}", True)
+                    return JobLine(name, size(job), f"ran on {where}{sums}", True, time.monotonic() - started)
                 if condition.get("status") == "True" and condition["type"] == "Failed":
                     return JobLine(name, size(job), f"failed on {where}: {condition.get('message', '')}", False)
             self.detail(f"{name}: {status.get('ready', 0)} of {job['spec'].get('parallelism', 1)} pods run {where}")
@@ -233,7 +234,5 @@ def _resource(item: Json) -> Resource:
 
 
 def reason(answer: Json) -> str:
-    """The reason in an answer of `myriad why --json` as one sentence: first cause and place in the queue. Pure."""
-    parts = [str(answer.get("first_cause", "")).rstrip(".")]
-    parts += [str(line["text"]) for line in answer.get("lines") or [] if line.get("about") == "queue"]
-    return "; ".join(dict.fromkeys(part for part in parts if part))
+    """The reason in an answer of `myriad why --json`: its first cause, without the words that the report says. Pure."""
+    return str(answer.get("first_cause", "")).rstrip(".").removeprefix("waits for quota: ")

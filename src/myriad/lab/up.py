@@ -215,7 +215,8 @@ class Bringup:
             for number, line in enumerate(lines):
                 label = "jobs" if number == 0 else ""
                 phase.notes.append(line.name)
-                self.display.line(row(label, f"{line.name:<13} {line.size:<12} {line.text}"))
+                text = f"{line.name:<13} {line.size:<12} {line.text}"
+                self.display.line(row(label, text, line.seconds or None))
             state.phases["jobs"] = PhaseRecord(ok=all(line.ok for line in lines), seconds=phase.seconds)
         return all(line.ok for line in lines)
 

@@ -197,12 +197,9 @@ def test_places(nodes: list[str], text: str) -> None:
     assert places([{"spec": {"nodeName": node}} for node in nodes] + [{"spec": {}}], where) == text
 
 
-def test_the_reason_is_the_first_cause_and_the_place_in_the_queue() -> None:
-    answer = {
-        "first_cause": "vision has 16, 16 in use.",
-        "lines": [{"about": "quota", "text": "vision has 16"}, {"about": "queue", "text": "1st of 1 in vision"}],
-    }
-    assert reason(answer) == "vision has 16, 16 in use; 1st of 1 in vision"
+def test_the_reason_is_the_first_cause_of_the_answer() -> None:
+    answer = {"first_cause": "waits for quota: vision has 16, 16 in use; 1st in the queue.", "lines": []}
+    assert reason(answer) == "vision has 16, 16 in use; 1st in the queue"
     assert reason({}) == ""
 
 
