@@ -63,6 +63,12 @@ def test_a_verb_has_help_and_json(name: str, command: Any) -> None:
     assert silent == [], f"options of myriad {name} without help"
 
 
+@pytest.mark.parametrize("name", [name for name, _ in VERBS])
+def test_operations_tell_what_a_verb_touches(name: str) -> None:
+    rows = [line for line in (ROOT / "docs" / "operations.md").read_text().splitlines() if line.startswith("|")]
+    assert any(f"`myriad {name}" in row for row in rows), f"docs/operations.md has no row for myriad {name}"
+
+
 def test_no_file_of_the_source_is_longer_than_600_lines() -> None:
     long = [
         f"{path.relative_to(ROOT)}: {count}"
