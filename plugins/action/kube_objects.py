@@ -21,7 +21,12 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
+        # Not through the validator, which copies and walks every value: a second for the CRDs of one operator.
+        objects = self._task.args.pop("objects", None) or []
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
+        if not isinstance(objects, list):
+            raise AnsibleActionFail(f"objects must be a list of Kubernetes objects, it is {type(objects).__name__}.")
+        args["objects"] = objects
         try:
             from myriad.errors import MyriadError
         except ImportError as error:
@@ -55,8 +60,9 @@ class ActionModule(ActionBase):
         check = bool(self._task.check_mode)
         # Plain JSON types: values from templates carry tags of ansible that YAML dumpers do not know.
         objects = json.loads(json.dumps(list(args["objects"])))
+        objects.extend(_documents(args["text"], "the option text"))
         for manifest in args["manifests"]:
-            objects.extend(_documents(Path(manifest)))
+            objects.extend(_documents(_read(Path(manifest)), manifest))
         options = engine.Options(
             set_name=args["set"],
             field_manager=args["field_manager"] or "",
@@ -100,15 +106,19 @@ def _kind(text: str) -> tuple[str, str]:
     return api_version, kind
 
 
-def _documents(path: Path) -> list[Any]:
-    """All documents of a YAML file."""
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise AnsibleActionFail(f"The manifest {path} cannot be read: {error.strerror}.") from error
+
+
+def _documents(text: str, where: str) -> list[Any]:
+    """All documents of YAML text, parsed by libyaml where it is there."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        with path.open(encoding="utf-8") as stream:
-            return [document for document in yaml.load_all(stream, Loader=loader) if document]
-    except OSError as error:
-        raise AnsibleActionFail(f"The manifest {path} cannot be read: {error.strerror}.") from error
+        return [document for document in yaml.load_all(str(text), Loader=loader) if document]
     except yaml.YAMLError as error:
-        raise AnsibleActionFail(f"The manifest {path} is not valid YAML: {error}") from error
+        raise AnsibleActionFail(f"{where} is not valid YAML: {error}") from error

@@ -41,7 +41,7 @@ class ActionModule(ActionBase):
 
     def _inputs_hash(self, args: dict[str, Any], task_vars: dict[str, Any]) -> str:
         digest = hashlib.sha256()
-        digest.update(inputs.host_digest(task_vars, set(args.get("ignore_vars") or ["myriad_full"])).encode())
+        digest.update(inputs.host_digest(task_vars, set(args.get("ignore_vars") or ["site_full"])).encode())
         digest.update(inputs.collection_digest(Path(C.DEFAULT_LOCAL_TMP)).encode())
         digest.update(inputs.bundle_digest(args.get("bundle"), Path(C.DEFAULT_LOCAL_TMP)).encode())
         digest.update(json.dumps(inputs.canonical(args.get("inputs")), sort_keys=True).encode())

@@ -50,6 +50,7 @@ from ansible.plugins.callback import CallbackBase
 from ansible_collections.myriad.gpu.plugins.plugin_utils.preload import preload
 
 EVENTS_VARIABLE = "MYRIAD_EVENTS"
+ARGUMENT_CHECK = "Validating arguments against arg spec"
 NAMED_HOSTS = 4
 LIVE_HOSTS = 12
 TAIL_LINES = 10
@@ -75,8 +76,9 @@ class TaskState:
 
     @property
     def title(self) -> str:
-        """Role and task, the role not said twice."""
-        return f"{self.role}: {self.name}" if self.role else self.name
+        """Role and task; ansible's own long name for the check of a role's arguments in two words."""
+        name = "check of the arguments" if self.name.startswith(ARGUMENT_CHECK) else self.name
+        return f"{self.role}: {name}" if self.role else name
 
 
 class Events:
@@ -236,6 +238,8 @@ class CallbackModule(CallbackBase):
 
     def v2_runner_on_ok(self, result: Any) -> None:
         if isinstance(result.task, TaskInclude):
+            # What it brings in are tasks of their own.
+            self._state(result.task).printed = True
             return
         self._handle_warnings(result.result)
         self._result(result, "changed" if result.result.get("changed") else "ok")
@@ -273,10 +277,10 @@ class CallbackModule(CallbackBase):
         values = result.result
         state = self._state(result.task)
         state.hosts[host] = status
-        state.ended = time.monotonic()
         if status == "skipped":
             self._skipped[host] = self._skipped.get(host, 0) + 1
         else:
+            state.ended = time.monotonic()
             self._seen[host] = self._seen.get(host, 0) + 1
         message = ""
         if status in ("failed", "unreachable"):

@@ -12,6 +12,7 @@ CONDITION = {
 ARGUMENTS = {
     "set": {"type": "str", "required": True},
     "objects": {"type": "list", "elements": "dict", "default": []},
+    "text": {"type": "str", "default": ""},
     "manifests": {"type": "list", "elements": "path", "default": []},
     "kubeconfig": {"type": "path"},
     "field_manager": {"type": "str"},

@@ -22,6 +22,10 @@ options:
     type: list
     elements: dict
     default: []
+  text:
+    description: Further objects as YAML text, for example what C(helm template) printed. Faster than I(objects) for large ones.
+    type: str
+    default: ""
   manifests:
     description: YAML files on the controller with further objects.
     type: list
@@ -113,7 +117,7 @@ EXAMPLES = r"""
   myriad.gpu.kube_objects:
     kubeconfig: "{{ kueue_kubeconfig }}"
     set: kueue
-    manifests: "{{ kueue_manifests }}"
+    text: "{{ __kueue_rendered.stdout }}"
     wait:
       workloads: true
       dry_run:

@@ -134,7 +134,7 @@ options:
     description: With C(state=check), variables that are no inputs of the result.
     type: list
     elements: str
-    default: [myriad_full]
+    default: [site_full]
   bundle:
     description: With C(state=check), the bundle's folder on the controller; another bundle is another input.
     type: path
@@ -167,7 +167,7 @@ EXAMPLES = r"""
 - name: Node as recorded
   myriad.gpu.node_state:
     state: check
-    full: "{{ myriad_full | default(false) }}"
+    full: "{{ site_full | default(false) }}"
   register: __site_node
 
 - name: Converged hosts leave the play
@@ -270,7 +270,7 @@ ARGUMENTS = dict(
     full={"type": "bool", "default": False},
     keep={"type": "list", "elements": "str", "default": []},
     inputs={"type": "raw"},
-    ignore_vars={"type": "list", "elements": "str", "default": ["myriad_full"]},
+    ignore_vars={"type": "list", "elements": "str", "default": ["site_full"]},
     bundle={"type": "path"},
     inputs_hash={"type": "str", "default": ""},
     complete={"type": "bool", "default": False},

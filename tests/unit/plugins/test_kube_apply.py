@@ -285,3 +285,17 @@ def test_daemonset_without_nodes_is_ready_and_a_stale_status_is_not():
     assert not_ready({"kind": "DaemonSet", "metadata": {"generation": 1}, "status": {"observedGeneration": 1}}) is None
     stale = {"kind": "DaemonSet", "metadata": {"generation": 2}, "status": {"observedGeneration": 1}}
     assert "has not seen" in not_ready(stale)
+
+
+def test_a_cluster_wide_object_with_a_namespace_is_found_again_and_not_pruned(fake_api):
+    """Charts write the release's namespace on objects that have none."""
+    webhook = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "w", "namespace": "team"},
+        "webhooks": [{"name": "v.example.dev"}],
+    }
+    run(fake_api, [NAMESPACE, webhook], prune=True)
+    again = run(fake_api, [NAMESPACE, webhook], prune=True)
+    assert not again.is_changed
+    assert fake_api.get("validatingwebhookconfigurations", "w") is not None
