@@ -176,3 +176,10 @@ def test_a_scenario_prepares_with_roles_that_the_site_runs_before(role: str) -> 
 def test_an_inventory_describes_a_site_without_error(inventory: Path) -> None:
     done = run("myriad", "validate", "-i", str(inventory), "--json")
     assert done.returncode == 0, done.stdout
+
+
+def test_the_playbooks_of_the_scenarios_pass_the_syntax_check() -> None:
+    playbooks = sorted(str(path) for path in (ROOT / "molecule").glob("*/*.yml") if path.name != "molecule.yml")
+    assert len(playbooks) > len(ROLES)
+    done = run("ansible-playbook", "--syntax-check", "-i", "inventories/molecule", *playbooks)
+    assert done.returncode == 0, done.stderr
