@@ -43,7 +43,12 @@ def ansible_playbook_program() -> str:
 
 
 def run_playbook(
-    name: str, *, inventory: Path, arguments: Iterable[str] = (), extra: dict[str, str] | None = None, quiet: bool = False
+    name: str,
+    *,
+    inventory: Path,
+    arguments: Iterable[str] = (),
+    extra: dict[str, str] | None = None,
+    quiet: bool = False,
 ) -> tuple[int, Path]:
     """Run a playbook to its end.
 
