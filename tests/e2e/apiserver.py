@@ -122,20 +122,20 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def control_plane(work: Path, *, users: Sequence[str] = (), complete_pods: bool = False) -> Iterator[ControlPlane]:
+def control_plane(work: Path, *, users: Sequence[str] = (), run_ms: int = 0) -> Iterator[ControlPlane]:
     """Start everything, and stop it at the end.
 
     Args:
         work: an empty folder.
         users: further users with a token each; what they may do is up to RBAC.
-        complete_pods: pods run to their end at once (else they run until they are deleted).
+        run_ms: pods of Jobs end well after this time, give or take half (0: they run until they are deleted).
     """
     plane = ControlPlane(work)
     (work / "logs").mkdir(parents=True)
     try:
         _start_api(plane, users)
         _install_kueue(plane)
-        _start_controllers(plane, complete_pods)
+        _start_controllers(plane, run_ms)
         yield plane
     finally:
         for name in reversed(list(plane.processes)):
@@ -256,7 +256,7 @@ def _install_kueue(plane: ControlPlane) -> None:
     _wait_port(port, 60)
 
 
-def _start_controllers(plane: ControlPlane, complete_pods: bool) -> None:
+def _start_controllers(plane: ControlPlane, run_ms: int) -> None:
     key = plane.work / "pki" / "tls.key"
     plane.start(
         "kube-controller-manager",
@@ -281,9 +281,13 @@ def _start_controllers(plane: ControlPlane, complete_pods: bool) -> None:
         ],
     )
     stages = Path(os.environ["MYRIAD_KWOK_STAGES"])
-    names = (*_STAGES, "pod/fast/pod-complete.yaml") if complete_pods else _STAGES
     config = plane.work / "stages.yaml"
-    config.write_text("\n---\n".join((stages / name).read_text() for name in names))
+    texts = [(stages / name).read_text() for name in _STAGES]
+    if run_ms:
+        ends = yaml.safe_load((stages / "pod/fast/pod-complete.yaml").read_text())
+        ends["spec"]["delay"] = {"durationMilliseconds": run_ms // 2, "jitterDurationMilliseconds": run_ms * 3 // 2}
+        texts.append(yaml.safe_dump(ends))
+    config.write_text("\n---\n".join(texts))
     plane.start(
         "kwok",
         [
