@@ -72,6 +72,9 @@ class ImageBuilder:
         """
         version = package_version(_OWN)
         folders = sorted(path.parent for path in (self._repository / "images").glob("*/image.yml"))
+        if not folders:
+            text = "Myriad's own images are left out: they are built in a checkout, which holds images/ and uv.lock"
+            self._on_event(Event(state="note", what="images", text=text))
         made = []
         for folder in folders:
             if folder.name in without:

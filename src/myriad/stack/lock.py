@@ -217,7 +217,7 @@ def parse_lock(text: str, *, where: str) -> Lock:
             f"{'.'.join(str(part) for part in item['loc']) or 'lock'}: {item['msg'].removeprefix('Value error, ')}"
             for item in error.errors()
         ]
-        raise InputError("; ".join(lines), where=where, hint="see docs: the lock's format") from error
+        raise InputError("; ".join(lines), where=where, hint="compare with the lock that comes with Myriad") from error
 
 
 def default_lock_path() -> Path:
