@@ -35,7 +35,6 @@ from pathlib import Path
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
-
 from myriad.errors import MyriadError
 from myriad.stack.bundle import Bundle
 
