@@ -142,6 +142,16 @@ def set_attributes(path, mode, uid, gid):
     os.chmod(path, int(str(mode), 8))
 
 
+def make_directory(path, mode, uid, gid):
+    """Make one directory with its mode at once, whatever the umask: a killed run leaves none that nobody can enter."""
+    before = os.umask(0)
+    try:
+        os.mkdir(path, int(str(mode), 8))
+    finally:
+        os.umask(before)
+    set_attributes(path, mode, uid, gid)
+
+
 def missing_parents(path):
     """The directories above a path that do not exist, outermost first."""
     missing = []

@@ -207,6 +207,28 @@ def images():
     )
 
 
+def pull_image(reference, digest):
+    """Pull an image into the container runtime, by digest where one is given (the name then comes with it).
+
+    Raises:
+        SystemFault: the runtime did not get it; with its words.
+    """
+    names = [reference]
+    if digest and "@" not in reference:
+        # A pull by digest brings the content, the one by name the name that others ask for.
+        repository, colon, tag = reference.rpartition(":")
+        names.insert(0, f"{repository if colon and '/' not in tag else reference}@{digest}")
+    program = shutil.which("crictl", path=os.environ.get("PATH", "") + ":/usr/local/bin:/usr/local/sbin:/usr/bin")
+    if program is None:
+        raise SystemFault("crictl is not installed, and images are pulled with it")
+    for name in names:
+        done = subprocess.run(
+            [program, "pull", name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise SystemFault(f"{name} was not pulled: {done.stderr.strip()[-400:]}")
+
+
 def _crictl(text):
     found = {}
     for image in json.loads(text).get("images", ()):

@@ -138,6 +138,8 @@ from ansible_collections.myriad.gpu.plugins.module_utils import fsops
 from ansible_collections.myriad.gpu.plugins.module_utils.record import STATE_OPTIONS, Record, RecordError, below
 
 ATTEMPTS = 4
+# Under this name the directories that this module made are recorded.
+TREE = "artifacts"
 WAIT_S = 0.5
 
 ARGUMENTS = dict(
@@ -202,6 +204,7 @@ class Artifacts:
         # Recorded before anything lands: a killed run leaves no file that a reset does not know.
         for item in items:
             self.remember(item)
+        self.directories(items)
         self.record.save()
         failures = []
         with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, self.params["parallel"])) as pool:
@@ -225,6 +228,22 @@ class Artifacts:
         self.record.save()
         if failures:
             raise Failure("\n".join(sorted(failures)))
+
+    def directories(self, items):
+        """Make the directories that are missing; recorded, so that a reset removes them when they are empty."""
+        owner, group = fsops.user_name(os.getuid()), fsops.group_name(os.getgid())
+        for item in items:
+            for real in fsops.missing_parents(below(self.root, item["path"])):
+                path = real if self.root in ("", "/") else "/" + os.path.relpath(real, self.root)
+                entry = {"path": path, "mode": "0755", "owner": owner, "group": group, "tree": TREE, "made": True}
+                self.record.put("directories", entry)
+                self.record.save()
+                fsops.make_directory(real, "0755", os.getuid(), os.getgid())
+        for entry in self.record.entries("directories"):
+            # Made by an earlier run and still in use.
+            inside = entry["path"].rstrip("/") + "/"
+            if entry.get("tree") == TREE and any(item["path"].startswith(inside) for item in items):
+                entry["run"] = self.record.run_id
 
     def look(self, item):
         """Compare one item with what stands there."""
@@ -286,7 +305,6 @@ class Artifacts:
         """Bring one item to its place; returns the bytes that travelled."""
         path = below(self.root, item["path"])
         uid, gid = fsops.resolve_ids(item["owner"], item["group"])
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         sent = self.params["transferred"].get(item["sha256"])
         # Named by digest, so that a later run resumes it; the leading dot and the ending keep it off drop-in globs.
         part = os.path.join(

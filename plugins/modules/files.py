@@ -311,9 +311,10 @@ class Tree:
         )
         if not self.check:
             uid, gid = fsops.resolve_ids(wanted["owner"], wanted["group"])
-            real = self.real(path)
-            os.mkdir(real, 0o700)
-            fsops.set_attributes(real, wanted["mode"], uid, gid)
+            # Recorded before it is made, so that a reset after a killed run knows it.
+            self.record.put("directories", dict(wanted, path=path, tree=self.params["tree"], made=True))
+            self.record.save()
+            fsops.make_directory(self.real(path), wanted["mode"], uid, gid)
 
     def land(self, item):
         path, real = item["path"], self.real(item["path"])

@@ -95,7 +95,7 @@ options:
     elements: str
     default: []
   images:
-    description: Images that the container runtime must have.
+    description: Images that the container runtime must have; what is missing is pulled.
     type: list
     elements: dict
     default: []

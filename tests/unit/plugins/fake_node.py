@@ -180,10 +180,19 @@ def dpkg_query(state: dict[str, Any], _folder: Path, words: list[str]) -> int:
     return missing
 
 
-def crictl(state: dict[str, Any], _folder: Path, _words: list[str]) -> int:
+def crictl(state: dict[str, Any], _folder: Path, words: list[str]) -> int:
     if state.get("runtime_down"):
         print("connect: connection refused", file=sys.stderr)
         return 1
+    if words[0] == "pull":
+        # The registry of the fake node serves what `registry` lists, by name and by digest.
+        served = [image for image in state.get("registry", []) if words[1] in image["repoTags"] + image["repoDigests"]]
+        if not served:
+            print(f"rpc error: code = NotFound desc = {words[1]}: not found", file=sys.stderr)
+            return 1
+        kept = [image for image in state["images"] if image["repoTags"] != served[0]["repoTags"]]
+        state["images"] = [*kept, served[0]]
+        return 0
     print(json.dumps({"images": state["images"]}))
     return 0
 

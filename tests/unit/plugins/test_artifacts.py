@@ -241,6 +241,21 @@ def test_what_is_about_to_land_is_recorded_first(fetch, registry, tmp_path):
     assert [entry["name"] for entry in state["artifacts"]] == ["lost"]
 
 
+def test_directories_that_it_makes_are_recorded_and_can_be_entered_whatever_the_umask(fetch, registry, tmp_path):
+    before = os.umask(0o077)
+    try:
+        fetch([("a", registry.add(b"x"))])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "bin").stat().st_mode & 0o7777 == 0o755
+    for run_id in ("r1", "r2"):
+        fetch([("a", registry.add(b"x"))], run_id=run_id)
+        state = json.loads((tmp_path / "state" / "demo.json").read_text())
+        assert [(entry["path"], entry["made"], entry["run"]) for entry in state["directories"]] == [
+            (str(tmp_path / "bin"), True, run_id)
+        ]
+
+
 def test_the_module_runs_as_a_process_of_its_own(collections, registry, tmp_path):
     """As ansible runs it on a node: arguments as JSON, one JSON document as the answer."""
     digest = registry.add(b"x")

@@ -177,6 +177,24 @@ def test_what_is_about_to_land_is_recorded_before_it_lands(land, tmp_path, monke
     assert root(tmp_path, "/etc/a").read_text() == "x"
 
 
+def test_a_run_killed_right_after_making_a_directory_leaves_one_that_is_known_and_right(land, tmp_path, monkeypatch):
+    def killed(*_arguments):
+        raise KeyboardInterrupt
+
+    before = os.umask(0o077)
+    monkeypatch.setattr(land.module.fsops, "set_attributes", killed)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            land({"/etc/a": "x"}, directories=ETC)
+    finally:
+        os.umask(before)
+        monkeypatch.undo()
+    assert root(tmp_path, "/etc").stat().st_mode & 0o7777 == 0o755
+    assert json.loads(root(tmp_path, "/state/demo.json").read_text())["directories"][0]["made"] is True
+    land({"/etc/a": "x"}, directories=ETC)
+    assert json.loads(root(tmp_path, "/state/demo.json").read_text())["directories"][0]["made"] is True
+
+
 def test_content_of_a_secret_is_in_no_diff(land):
     work = land({"/etc/a": {"content": "hunter2", "secret": True}}, directories=ETC)
     assert "hunter2" not in json.dumps(work.diff)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
 from ansible.parsing.vault import EncryptedString
@@ -13,6 +15,7 @@ def inputs(plugin):
     return plugin("plugin_utils.inputs")
 
 
+REPOSITORY = Path(__file__).parents[3]
 BASE = {"myriad_teams": {"b": 1, "a": [1, 2]}, "ansible_host": "10.0.0.1", "inventory_hostname": "gpu1"}
 
 
@@ -93,6 +96,10 @@ PLAY = """
 
 
 def test_the_second_run_is_converged_and_another_variable_is_not(ansible, tmp_path):
+    # A copy, so that an editor at work on the repository does not change the inputs between two runs.
+    copy = tmp_path / "copy" / "ansible_collections" / "myriad" / "gpu"
+    shutil.copytree(REPOSITORY / "plugins", copy / "plugins", ignore=shutil.ignore_patterns("__pycache__"))
+    ansible = partial(ansible, ANSIBLE_COLLECTIONS_PATH=str(tmp_path / "copy"))
     play = PLAY.replace("TMP", str(tmp_path))
     assert "converged=False True" in ansible(play, "-v").stdout
     assert "converged=True True" in ansible(play, "-v").stdout

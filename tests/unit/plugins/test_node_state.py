@@ -257,10 +257,19 @@ IMAGE = {
 }
 
 
-def test_an_image_must_be_there_with_its_digest(present, node):
-    node.write(images=[IMAGE])
-    present(images=[{"ref": "10.0.0.1:5000/pause:3.10.1", "digest": "sha256:dd"}])
-    with pytest.raises(present.SystemFault, match="sha256:dd"):
+def test_a_missing_image_is_pulled_by_digest_and_recorded(present, node):
+    other = {**IMAGE, "repoDigests": ["10.0.0.1:5000/pause@sha256:ee"]}
+    node.write(images=[IMAGE], registry=[other])
+    assert present(images=[{"ref": "10.0.0.1:5000/pause:3.10.1", "digest": "sha256:dd"}])["changed"] is False
+    wanted = [{"ref": "10.0.0.1:5000/pause:3.10.1", "digest": "sha256:ee"}]
+    assert present(check=True, images=wanted)["changed_items"] == ["image 10.0.0.1:5000/pause:3.10.1 pulled sha256:ee"]
+    assert present(images=wanted)["changed"] is True
+    assert present(images=wanted)["changed"] is False
+
+
+def test_an_image_that_no_registry_has_is_an_error_with_the_runtimes_words(present, node):
+    node.write(images=[], registry=[])
+    with pytest.raises(present.SystemFault, match=r"pause@sha256:ee was not pulled: .*not found"):
         present(images=[{"ref": "10.0.0.1:5000/pause:3.10.1", "digest": "sha256:ee"}])
 
 
