@@ -31,6 +31,10 @@ from myriad.lab.up import Bringup
 from myriad.stack.settings import read_settings
 
 
+#: Plays of site.yml that make what the floor does not have.
+BEYOND = ("cluster", "ready", "record")
+
+
 def emit(**values: Any) -> None:
     """One JSON line on standard output, at once."""
     print(json.dumps(values), flush=True)
@@ -96,11 +100,14 @@ def main(arguments: list[str]) -> int:
         for name, seconds in site.progress.plays.items():
             emit(arm="site", phase=name, seconds=round(seconds, 1))
         emit(arm="site", phase="total", seconds=round(nodes_s + site.seconds, 1))
+        beyond_s = sum(site.progress.plays.get(name, 0.0) for name in BEYOND)
         emit(
             floor_s=round(floor_s, 1),
-            site_s=round(nodes_s + site.seconds, 1),
             site_yml_s=round(site.seconds, 1),
-            ratio=round((nodes_s + site.seconds) / floor_s, 2),
+            # site.yml goes on where the floor ends: Kueue, policy, device plugin, agent, extension.
+            site_yml_to_kubernetes_s=round(site.seconds - beyond_s, 1),
+            ratio=round(site.seconds / floor_s, 2),
+            ratio_to_kubernetes=round((site.seconds - beyond_s) / floor_s, 2),
             tasks_on_a_worker=max((site.progress.tasks.get(node.name, 0) for node in wanted[1:]), default=0),
             nodes=len(wanted),
             cores=os.cpu_count(),
