@@ -30,7 +30,6 @@ from myriad.lab.topology import read_nodes
 from myriad.lab.up import Bringup
 from myriad.stack.settings import read_settings
 
-
 #: Plays of site.yml that make what the floor does not have.
 BEYOND = ("cluster", "ready", "record")
 
