@@ -9,6 +9,7 @@ description:
   - C(artifact_items) picks files of the bundle for M(myriad.gpu.artifacts).
   - C(taints) turns KEY=VALUE:EFFECT into taint objects.
   - C(bundle_path) is where a file of the bundle lies on the controller.
+  - C(warm_images) are the images that a node has before a pod asks for them.
   - C(node_objects) gives the labels of the hosts of the description as Node objects.
   - C(host_path_mounts) and C(host_path_volumes) turn a mapping of paths to modes into mounts and volumes of a pod.
 """
@@ -27,7 +28,8 @@ def artifact_items(artifacts: dict[str, Any], paths: dict[str, str], mode: str =
     missing = sorted(set(paths) - set(artifacts))
     if missing:
         raise AnsibleFilterError(
-            f"the bundle has no {', '.join(missing)}; `myriad bundle verify` names what is missing, `myriad bundle build` makes it"
+            f"the bundle has no {', '.join(missing)}; `myriad bundle verify` names what is missing, "
+            "`myriad bundle build` makes it"
         )
     return [
         {"name": name, "sha256": artifacts[name]["sha256"], "path": path, "mode": mode} for name, path in paths.items()
@@ -37,7 +39,9 @@ def artifact_items(artifacts: dict[str, Any], paths: dict[str, str], mode: str =
 def bundle_path(artifacts: dict[str, Any], name: str, bundle: str) -> str:
     """Path of one file of the bundle on the controller."""
     if name not in artifacts:
-        raise AnsibleFilterError(f"the bundle {bundle} has no {name}; `myriad bundle verify {bundle}` names what is missing")
+        raise AnsibleFilterError(
+            f"the bundle {bundle} has no {name}; `myriad bundle verify {bundle}` names what is missing"
+        )
     digest = artifacts[name]["sha256"]
     return str(Path(bundle).expanduser() / "sha256" / digest[:2] / digest)
 
@@ -51,6 +55,34 @@ def node_objects(hosts: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def warm_images(
+    images: dict[str, Any], registry: str, wanted: dict[str, Any], group_names: list[str]
+) -> list[dict[str, str]]:
+    """Images that a node has before a pod asks for them: the sandbox, and those that the description wants warm.
+
+    Args:
+        images: what the bundle holds, by repository (`pause`, `myriad/gang-check`).
+        registry: name of the site's registry.
+        wanted: `myriad_images`.
+        group_names: groups of the node; an image names the pools whose nodes want it (all GPU nodes without).
+    """
+    repositories = ["pause"]
+    for entry in wanted.get("warm") or []:
+        pools = entry.get("pools") or []
+        groups = {f"pool_{pool.replace('-', '_')}" for pool in pools} or {"gpu_nodes"}
+        if groups & set(group_names):
+            repositories.append(str(entry["image"]))
+    result = []
+    for name in repositories:
+        found = images.get(name) or images.get(f"myriad/{name}")
+        if found is None:
+            raise AnsibleFilterError(
+                f"myriad_images.warm wants {name}, which the bundle does not hold; it has {', '.join(sorted(images))}"
+            )
+        result.append({"ref": f"{registry}/{found['ref']}", "digest": found["digest"]})
+    return result
+
+
 def taints(texts: list[str]) -> list[dict[str, str]]:
     """KEY=VALUE:EFFECT or KEY:EFFECT as taint objects of the Kubernetes API."""
     result = []
@@ -58,7 +90,8 @@ def taints(texts: list[str]) -> list[dict[str, str]]:
         match = _TAINT.match(text)
         if not match:
             raise AnsibleFilterError(
-                f'"{text}" is not a taint; write KEY=VALUE:EFFECT with an effect of NoSchedule, PreferNoSchedule or NoExecute'
+                f'"{text}" is not a taint; write KEY=VALUE:EFFECT with an effect of NoSchedule, PreferNoSchedule '
+                "or NoExecute"
             )
         result.append({name: value for name, value in match.groupdict().items() if value})
     return result
@@ -90,6 +123,7 @@ class FilterModule:
             "bundle_path": bundle_path,
             "node_objects": node_objects,
             "taints": taints,
+            "warm_images": warm_images,
             "host_path_mounts": host_path_mounts,
             "host_path_volumes": host_path_volumes,
         }

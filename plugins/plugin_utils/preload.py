@@ -1,7 +1,7 @@
 """What every task needs is imported once, before ansible forks a process for each task and host.
 
-ansible-core loads filters and lookups inside those processes, so without this each of them imports the same modules again:
-half of the controller's time in a site run.
+ansible-core loads filters and lookups inside those processes, so without this each of them imports the same modules
+again: half of the controller's time in a site run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FILTERS = ("fleet_from_inventory", "artifact_items", "taints", "pod_cidr", "node
 
 
 def preload() -> None:
-    """Import what the roles' templates and tasks use. What is missing is reported by the task that needs it, not here."""
+    """Import what the roles' templates and tasks use. What is missing is reported by the task that needs it."""
     for name in MODULES:
         with suppress(ImportError):
             importlib.import_module(name)
