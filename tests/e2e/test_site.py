@@ -1,0 +1,234 @@
+"""site.yml on the running lab: a second run, predictions, drift of every kind, a lost worker, killed controllers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import CLONE, Lab, PlaybookRun, environment, playbook_command
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+
+FULL = ("-e", "site_full=true")
+
+
+def node_state(host: str) -> dict[str, Any]:
+    """What node_state finds on a node, compared with what the roles recorded."""
+    program = str(Path(sys.executable).with_name("ansible"))
+    done = subprocess.run(
+        [program, host, "-i", "inventories/lab", "-m", "myriad.gpu.node_state", "-a", "state=check full=true"],
+        cwd=CLONE, env=environment(ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal"),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert " => {" in done.stdout, done.stdout + done.stderr
+    return dict(json.loads(done.stdout[done.stdout.index("=> {") + 3 :]))
+
+
+def service_starts(lab: Lab) -> dict[str, str]:
+    """When each of Myriad's services was started, on every node."""
+    units = "containerd kubelet myriad-registry myriad-routes"
+    return {
+        host: lab.ssh(host, f"systemctl show -p Id,ActiveEnterTimestampMonotonic,MainPID {units}") for host in lab.hosts
+    }
+
+
+def test_t16_a_second_full_run_changes_nothing_and_restarts_nothing(lab: Lab, playbook: PlaybookRun) -> None:
+    before = service_starts(lab)
+    run = playbook("site", *FULL)
+    assert run.code == 0, run.output[-3000:]
+    assert run.changed_tasks() == set()
+    assert {row["host"] for row in run.results()} >= set(lab.hosts)
+    assert service_starts(lab) == before
+
+
+def test_a_converged_host_costs_one_look(lab: Lab, playbook: PlaybookRun) -> None:
+    run = playbook("site")
+    assert run.code == 0, run.output[-3000:]
+    assert run.changed_tasks() == set()
+    plays = {row["play"] for row in run.results() if row["host"].startswith("gpu")}
+    assert plays == {"look"}, "a worker without drift is looked at and left alone"
+
+
+def test_t17_check_on_the_converged_site_predicts_nothing(playbook: PlaybookRun) -> None:
+    run = playbook("site", "--check", "--diff", *FULL)
+    assert run.code == 0, run.output[-3000:]
+    assert run.changed_tasks() == set()
+
+
+def test_every_kind_of_item_that_is_recorded_is_found_when_changed_by_hand(lab: Lab, playbook: PlaybookRun) -> None:
+    """One change by hand of each kind on one node: found, named, and put right by the next run."""
+    host = "gpu3"
+    assert node_state(host)["drift"] == []
+    recorded = json.loads(
+        lab.ssh(
+            host,
+            "python3 -c \"import json,glob; print(json.dumps([json.load(open(p)) for p in glob.glob('/var/lib/myriad/state/[a-z]*.json')]))\"",
+        )  # noqa: E501
+    )
+    kinds = {
+        kind
+        for record in recorded
+        for kind in ("files", "artifacts", "packages", "units", "settings", "images")
+        if record.get(kind)
+    }  # noqa: E501
+    assert kinds == {"files", "artifacts", "packages", "units", "settings", "images"}
+    settings = {item["name"]: item["value"] for record in recorded for item in record.get("settings", ())}
+    setting = "net.ipv4.ip_forward"
+    assert setting in settings
+    lab.ssh(host, "echo '# by hand' >> /etc/crictl.yaml")
+    lab.ssh(host, "chmod 0600 /etc/security/limits.d/90-myriad.conf")
+    lab.ssh(host, "cp /usr/local/bin/crictl /tmp/c && echo x >> /tmp/c && mv /tmp/c /usr/local/bin/crictl")
+    lab.ssh(host, "DEBIAN_FRONTEND=noninteractive dpkg --force-depends --remove ethtool")
+    lab.ssh(host, "systemctl stop myriad-routes && systemctl disable -q myriad-routes")
+    lab.ssh(host, f"sysctl -w {setting}=0")
+    image = lab.ssh(
+        host,
+        "crictl images -o json | python3 -c \"import json,sys; print([i['repoTags'][0] for i in json.load(sys.stdin)['images'] if 'gang-check' in ''.join(i['repoTags'])][0])\"",
+    ).strip()  # noqa: E501
+    lab.ssh(host, f"crictl rmi {image}")
+    found = node_state(host)
+    assert found["converged"] is False
+    by_kind = {(entry["kind"], entry["item"]) for entry in found["drift"]}
+    for kind, item in (
+        ("file", "/etc/crictl.yaml"), ("file", "/etc/security/limits.d/90-myriad.conf"),
+        ("artifact", "/usr/local/bin/crictl"), ("package", "ethtool"), ("unit", "myriad-routes.service"), ("setting", setting), ("image", image),
+    ):  # fmt: skip
+        assert any(k == kind and item in i for k, i in by_kind), f"{kind} {item} was missed: {sorted(by_kind)}"
+    run = playbook("site")
+    assert run.code == 0, run.output[-3000:]
+    assert {row["host"] for row in run.results(changed=True)} == {host}
+    assert node_state(host)["drift"] == []
+
+
+def test_an_object_that_was_changed_by_hand_is_put_right(lab: Lab, playbook: PlaybookRun) -> None:
+    quota = '[{"op":"replace","path":"/spec/resourceGroups/0/flavors/0/resources/0/nominalQuota","value":"1"}]'
+    lab.kubectl("patch", "clusterqueue", "vision-h100", "--type=json", "-p", quota)
+    lab.kubectl("delete", "workloadpriorityclass", "scavenge")
+    lab.kubectl("label", "node", "gpu2", "myriad.dev/rack=elsewhere", "--overwrite")
+    check = playbook("site", "--check", "--diff")
+    changed = {(role, task) for _host, role, task in check.changed_tasks()}
+    assert {role.rpartition(".")[2] for role, _task in changed} == {"cluster_policy", "node_portrait"}
+    run = playbook("site")
+    assert run.code == 0, run.output[-3000:]
+    assert {(role, task) for _host, role, task in run.changed_tasks()} == changed
+    assert lab.kubectl("get", "node", "gpu2", "-o", "jsonpath={.metadata.labels.myriad\\.dev/rack}") == "hall1.b1.r1"
+    lab.kubectl("get", "workloadpriorityclass", "scavenge")
+
+
+def _remake(lab: Lab, host: str) -> None:
+    """The node as a bare machine again: its container is removed and made anew, its Node object deleted."""
+    lab.kubectl("delete", "node", host, "--ignore-not-found", "--wait=false", check=False)
+    subprocess.run(["docker", "rm", "-fv", lab.container(host)], check=True, capture_output=True)
+    program = str(Path(sys.executable).with_name("myriad"))
+    done = subprocess.run(
+        [program, "lab", "up", "--nodes-only"], cwd=CLONE, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_t19_a_new_node_joins_alone_from_an_empty_cache_as_check_foretold(lab: Lab, playbook: PlaybookRun) -> None:
+    """--limit gpu3 on a bare gpu3: predicted, joined, and no other host is touched."""
+    _remake(lab, "gpu3")
+    check = playbook("site", "--check", "--diff", "--limit", "gpu3")
+    assert check.code == 0, check.output[-3000:]
+    others = {host: lab.ssh(host, "cat /var/lib/myriad/state/_site.json") for host in ("cp1", "gpu1", "gpu2")}
+    run = playbook("site", "--limit", "gpu3")
+    assert run.code == 0, run.output[-3000:]
+    predicted, real = check.changed_tasks(), run.changed_tasks()
+    assert predicted - real == set(), "predicted, and then nothing changed"
+    assert len(predicted & real) >= 0.9 * len(real), f"not foretold: {sorted(real - predicted)}"
+    assert {host: lab.ssh(host, "cat /var/lib/myriad/state/_site.json") for host in others} == others
+    _wait_for_gate(lab, "gpu3")
+
+
+def _wait_for_gate(lab: Lab, host: str, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        node = json.loads(lab.kubectl("get", "node", host, "-o", "json", check=False) or "{}")
+        taints = {taint["key"] for taint in node.get("spec", {}).get("taints") or []}
+        if node and node["status"].get("allocatable", {}).get("nvidia.com/gpu") == "8" and not taints:
+            return
+        time.sleep(2)
+    raise AssertionError(f"{host} does not take work after {timeout_s:.0f} s: {lab.kubectl('describe', 'node', host)}")
+
+
+def _start(name: str, events: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        playbook_command(name, *arguments), cwd=CLONE, env=environment(MYRIAD_EVENTS=str(events)),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break  # the last line of a killed run may be half a line
+    return rows
+
+
+def test_a_worker_that_dies_during_the_run_is_named_and_does_not_hold_up_the_others(
+    lab: Lab, playbook: PlaybookRun, tmp_path: Path
+) -> None:
+    _remake(lab, "gpu3")
+    program = str(Path(sys.executable).with_name("myriad"))
+    events = tmp_path / "events.jsonl"
+    run = subprocess.Popen(
+        [program, "site", "-i", "inventories/lab", "--full", "--json"], cwd=CLONE,
+        env=environment(MYRIAD_EVENTS=str(events), KUBECONFIG=str(CLONE / ".lab" / "kubeconfig")),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(12)
+    subprocess.run(["docker", "kill", lab.container("gpu3")], check=True, capture_output=True)
+    output, errors = run.communicate(timeout=600)
+    document = json.loads(output)
+    assert run.returncode == 3, errors[-3000:]
+    assert document["hosts"]["gpu3"]["unreachable"]
+    assert all(not document["hosts"][host]["failures"] for host in ("cp1", "gpu1", "gpu2"))
+    subprocess.run(["docker", "start", lab.container("gpu3")], check=True, capture_output=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and "yes" not in lab.ssh("gpu3", "echo yes", check=False):
+        time.sleep(1)
+    again = playbook("site")
+    assert again.code == 0, again.output[-3000:]
+    _wait_for_gate(lab, "gpu3")
+
+
+BOUNDARIES = ("node_base", "container_runtime", "pod_network", "kubernetes_node", "join")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_t18_a_controller_killed_at_a_role_boundary_is_followed_by_a_run_that_converges(
+    lab: Lab, playbook: PlaybookRun, tmp_path: Path, boundary: str
+) -> None:
+    _remake(lab, "gpu3")
+    path = tmp_path / "killed.jsonl"
+    process = _start("site", path, "--limit", "gpu3")
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(
+            row.get("event") == "task"
+            and (str(row.get("role", "")).endswith(boundary) or (boundary == "join" and row["name"].endswith("Join")))
+            for row in _events(path)
+        ):
+            break
+        time.sleep(0.1)
+    assert process.poll() is None, f"the run ended before {boundary}"
+    time.sleep(0.4)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    run = playbook("site", "--limit", "gpu3")
+    assert run.code == 0, run.output[-3000:]
+    _wait_for_gate(lab, "gpu3")
+    assert playbook("site", *FULL).changed_tasks() == set()
