@@ -160,8 +160,7 @@ def attached(api: Api) -> bool:
 
 
 def delete_job(api: Api, name: str) -> None:
-    # The default for Jobs through the API is to orphan their pods.
-    api._json("DELETE", JOBS.path("vision", name), body={"propagationPolicy": "Background"})
+    api.delete(JOBS, name, namespace="vision")
 
 
 def submit(plane: ControlPlane, name: str, *, pods: int = 4, gpus: int = 8, **spec: Any) -> None:

@@ -6,6 +6,9 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rich.table import Table
+
+from myriad.cli.output import console
 from myriad.errors import InputError, MyriadError
 from myriad.kube.client import LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
 from myriad.scheduler.cache import FOLLOWED, Cache
@@ -52,6 +55,11 @@ def read_cluster(api: Api) -> tuple[Cache, list[str]]:
             hint="`kubectl get workloads -A` shows which; the site run installs Kueue",
         )
     return cache, missing
+
+
+def print_table(table: Table) -> None:
+    """Print a table; where no terminal says how wide it is, wide enough that names stay whole."""
+    console.print(table, width=None if console.is_terminal else max(console.width, 160))
 
 
 def split_job(job: str, namespace: str | None) -> tuple[str | None, str]:

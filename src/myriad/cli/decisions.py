@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from myriad.cli import _cluster as cluster
-from myriad.cli.output import console, emit_json
+from myriad.cli.output import emit_json
 from myriad.errors import InputError, MyriadError
 from myriad.scheduler.model import place
 
@@ -43,10 +43,10 @@ def register(app: typer.Typer) -> None:
             return
         table = Table(box=None, pad_edge=False, header_style="dim")
         for head in ("time", "event", "job", "place", "nodes", ""):
-            table.add_column(head, overflow="fold")
+            table.add_column(head, overflow="fold", no_wrap=head in ("time", "event", "job"))
         for record in records:
             table.add_row(*_row(record))
-        console.print(table)
+        cluster.print_table(table)
 
 
 def _row(record: dict[str, Any]) -> list[str]:

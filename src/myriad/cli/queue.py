@@ -51,14 +51,14 @@ def _show(entry: dict[str, Any]) -> None:
         return
     table = Table(box=None, pad_edge=True, show_header=True, header_style="dim")
     for head in ("", "job", "size", "for", "where or why"):
-        table.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold", no_wrap=head in ("", "job", "for"))
     for job in entry["running"]:
         nodes = list(job["nodes"])
         where = ", ".join(nodes[:6]) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
         table.add_row("runs" if job["admitted"] else "starts", _job(job), job["size"], "", where)
     for job in entry["waiting"]:
         table.add_row(str(job["position"]), _job(job), job["size"], duration(job["waiting_s"]), escape(job["reason"]))
-    console.print(table)
+    cluster.print_table(table)
     console.print()
 
 

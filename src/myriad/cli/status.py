@@ -56,7 +56,7 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
                 node["gate"],
                 escape(_trouble(node)),
             )
-        console.print(table)
+        cluster.print_table(table)
     console.print(
         f"{report['nodes_taking_work']} of {report['nodes_total']} nodes take work; "
         f"{report['gpus_used']} of {report['gpus_allocatable']} GPUs in use; "

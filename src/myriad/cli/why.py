@@ -13,6 +13,8 @@ from myriad.kube.client import JOBS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.evidence import gather
 from myriad.scheduler.inquiry import why_job
+from myriad.scheduler.objects import WorkloadView
+from myriad.scheduler.rules import steered_to
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +50,9 @@ def register(app: typer.Typer) -> None:
             emit_json(document)
             return
         console.print(answer.text(), markup=False)
+        steering = _steering_text(cache.view_of_job(where, name))
+        if steering:
+            console.print(f"  {'steering':<12}{steering}", markup=False)
         last = decisions[-1] if decisions else None
         if last:
             console.print(f"  {'decided':<12}{_decision_text(last)}", markup=False)
@@ -73,6 +78,16 @@ def _namespace_of(api: Any, cache: Cache, name: str) -> str:
         f"no team has a job {name}; looked in {', '.join(namespaces) or 'no namespace: none has a queue'}",
         hint="give -n NAMESPACE for a job elsewhere; `myriad queue` lists what waits",
     )
+
+
+def _steering_text(view: WorkloadView | None) -> str:
+    """What the admission check says of a gang that waits."""
+    if view is None or not view.waiting:
+        return ""
+    if view.check is None:
+        return "not steered: the check is not attached to its queue"
+    target = steered_to(view.check.updates)
+    return f"to {target} as soon as it gets quota" if target and view.check.state == "Ready" else ""
 
 
 def _decision_text(record: dict[str, Any]) -> str:

@@ -298,9 +298,12 @@ class Api:
         return self._json("PUT", resource.path(namespace, name), body=body)
 
     def delete(self, resource: Resource, name: str, *, namespace: str | None = None) -> None:
-        """Delete an object; one that is gone already is fine."""
+        """Delete an object and, in the background, what it owns; one that is gone already is fine.
+
+        The policy is said because the API's own default for Jobs leaves their pods behind.
+        """
         try:
-            self._json("DELETE", resource.path(namespace, name))
+            self._json("DELETE", resource.path(namespace, name), body={"propagationPolicy": "Background"})
         except ApiError as error:
             if not error.is_not_found:
                 raise

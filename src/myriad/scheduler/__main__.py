@@ -26,6 +26,7 @@ log = logging.getLogger("myriad.scheduler")
 
 _STUCK_S = 120.0
 _COPY_INTERVAL_S = 2.0
+_SETTLE_MOST_S = 2.0
 
 
 class Extension:
@@ -80,7 +81,7 @@ class Extension:
         server = self._serve()
         self.cache.follow(self.api, self.stop)
         self.leader.start()
-        seen, last = -1, float("-inf")
+        seen, last, took_s = -1, float("-inf"), 0.0
         ready = False
         while not self.stop.is_set():
             version = self.cache.wait(seen, timeout_s=0.5)
@@ -97,11 +98,12 @@ class Extension:
                 # Followers keep the cache warm; the version is not taken as seen, so that a new leader starts at once.
                 self.stop.wait(0.25)
                 continue
-            # Changes come in bursts: one pass for all of them.
-            self.stop.wait(self.settings.settle_s)
+            # Changes come in bursts: one pass for all of them, and half of the time at most is spent on passes.
+            self.stop.wait(min(max(self.settings.settle_s, took_s), _SETTLE_MOST_S))
             seen, last = self.cache.version, time.monotonic()
             try:
                 self.steering.run_pass()
+                took_s = time.monotonic() - last
             except MyriadError as error:
                 log.warning("the pass ended early: %s", error)
                 seen = -1

@@ -144,8 +144,11 @@ class Cache:
     def upsert(self, kind: str, obj: Json) -> None:
         """An object was added or changed."""
         with self.changed:
+            before = self._nodes.get(key_of(obj)) if kind == NODES.plural else None
             self._upsert(kind, obj)
-            self._bump()
+            # Heartbeats of thousands of nodes change nothing that anybody decides on.
+            if before is None or before != self._nodes.get(key_of(obj)):
+                self._bump()
 
     def remove(self, kind: str, obj: Json) -> None:
         """An object is gone."""
