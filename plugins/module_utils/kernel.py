@@ -168,6 +168,14 @@ def package_versions(names, root="/"):
     return {name: versions[name] for name in names if name in versions}
 
 
+def _runtime_environment():
+    """The environment for crictl: on a node without a crictl.yaml it is told where the runtime listens."""
+    environment = dict(os.environ)
+    if not os.path.exists("/etc/crictl.yaml"):
+        environment.setdefault("CONTAINER_RUNTIME_ENDPOINT", "unix:///run/containerd/containerd.sock")
+    return environment
+
+
 def images():
     """Images that the container runtime has for Kubernetes: digests by reference.
 
@@ -182,9 +190,7 @@ def images():
         program = shutil.which(command[0], path=os.environ.get("PATH", "") + ":/usr/local/bin:/usr/local/sbin:/usr/bin")
         if program is None:
             continue
-        environment = dict(os.environ)
-        if not os.path.exists("/etc/crictl.yaml"):
-            environment.setdefault("CONTAINER_RUNTIME_ENDPOINT", "unix:///run/containerd/containerd.sock")
+        environment = _runtime_environment()
         try:
             done = subprocess.run(
                 [program, *command[1:]],
@@ -223,7 +229,12 @@ def pull_image(reference, digest):
         raise SystemFault("crictl is not installed, and images are pulled with it")
     for name in names:
         done = subprocess.run(
-            [program, "pull", name], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            [program, "pull", name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=_runtime_environment(),
+            check=False,
         )
         if done.returncode != 0:
             raise SystemFault(f"{name} was not pulled: {done.stderr.strip()[-400:]}")

@@ -18,6 +18,10 @@ from .conftest import CLONE, Lab, PlaybookRun, environment, playbook_command
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 
 FULL = ("-e", "site_full=true")
+#: Kinds of items that node_state records.
+KINDS = ("files", "artifacts", "packages", "units", "settings", "images")
+#: Prints what each role recorded on a node, one JSON document a line.
+RECORDS = "for file in /var/lib/myriad/state/[a-z]*.json; do tr -d '\\n' < $file; echo; done"
 
 
 def node_state(host: str) -> dict[str, Any]:
@@ -67,19 +71,9 @@ def test_every_kind_of_item_that_is_recorded_is_found_when_changed_by_hand(lab: 
     """One change by hand of each kind on one node: found, named, and put right by the next run."""
     host = "gpu3"
     assert node_state(host)["drift"] == []
-    recorded = json.loads(
-        lab.ssh(
-            host,
-            "python3 -c \"import json,glob; print(json.dumps([json.load(open(p)) for p in glob.glob('/var/lib/myriad/state/[a-z]*.json')]))\"",
-        )  # noqa: E501
-    )
-    kinds = {
-        kind
-        for record in recorded
-        for kind in ("files", "artifacts", "packages", "units", "settings", "images")
-        if record.get(kind)
-    }  # noqa: E501
-    assert kinds == {"files", "artifacts", "packages", "units", "settings", "images"}
+    recorded = [json.loads(text) for text in lab.ssh(host, RECORDS).splitlines()]
+    kinds = {kind for record in recorded for kind in KINDS if record.get(kind)}
+    assert kinds == set(KINDS)
     settings = {item["name"]: item["value"] for record in recorded for item in record.get("settings", ())}
     setting = "net.ipv4.ip_forward"
     assert setting in settings
@@ -89,17 +83,17 @@ def test_every_kind_of_item_that_is_recorded_is_found_when_changed_by_hand(lab: 
     lab.ssh(host, "DEBIAN_FRONTEND=noninteractive dpkg --force-depends --remove ethtool")
     lab.ssh(host, "systemctl stop myriad-routes && systemctl disable -q myriad-routes")
     lab.ssh(host, f"sysctl -w {setting}=0")
-    image = lab.ssh(
-        host,
-        "crictl images -o json | python3 -c \"import json,sys; print([i['repoTags'][0] for i in json.load(sys.stdin)['images'] if 'gang-check' in ''.join(i['repoTags'])][0])\"",
-    ).strip()  # noqa: E501
+    image = next(
+        tag for tag in lab.ssh(host, "crictl images | awk '{print $1 \":\" $2}'").split() if "gang-check" in tag
+    )
     lab.ssh(host, f"crictl rmi {image}")
     found = node_state(host)
     assert found["converged"] is False
     by_kind = {(entry["kind"], entry["item"]) for entry in found["drift"]}
     for kind, item in (
         ("file", "/etc/crictl.yaml"), ("file", "/etc/security/limits.d/90-myriad.conf"),
-        ("artifact", "/usr/local/bin/crictl"), ("package", "ethtool"), ("unit", "myriad-routes.service"), ("setting", setting), ("image", image),
+        ("artifact", "/usr/local/bin/crictl"), ("package", "ethtool"), ("unit", "myriad-routes.service"),
+        ("setting", setting), ("image", image),
     ):  # fmt: skip
         assert any(k == kind and item in i for k, i in by_kind), f"{kind} {item} was missed: {sorted(by_kind)}"
     run = playbook("site")
