@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from myriad.cli.output import console
@@ -59,7 +60,8 @@ def read_cluster(api: Api) -> tuple[Cache, list[str]]:
 
 def print_table(table: Table) -> None:
     """Print a table; where no terminal says how wide it is, wide enough that names stay whole."""
-    console.print(table, width=None if console.is_terminal else max(console.width, 160))
+    wide = console if console.is_terminal else Console(file=console.file, width=160, highlight=False)
+    wide.print(table)
 
 
 def split_job(job: str, namespace: str | None) -> tuple[str | None, str]:

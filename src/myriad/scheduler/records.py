@@ -45,6 +45,7 @@ class RecordBook:
         self._lock = threading.Lock()
         self._newest: deque[DecisionRecord] = deque(decisions.read(limit=kept), maxlen=kept)
         self._known = {_identity(r) for r in self._newest}
+        self._last: dict[tuple[str, str], DecisionRecord] = {(r.uid, r.event): r for r in self._newest}
         self._count = len(self._newest)
         self.epoch = uuid.uuid4().hex
         """Names this process: positions of `tail` mean nothing in another."""
@@ -55,9 +56,13 @@ class RecordBook:
             if _identity(record) in self._known:
                 return False
             if len(self._newest) == self._newest.maxlen:
-                self._known.discard(_identity(self._newest[0]))
+                oldest = self._newest[0]
+                self._known.discard(_identity(oldest))
+                if self._last.get((oldest.uid, oldest.event)) is oldest:
+                    del self._last[oldest.uid, oldest.event]
             self._newest.append(record)
             self._known.add(_identity(record))
+            self._last[record.uid, record.event] = record
             self._count += 1
         self._decisions.append(record)
         return True
@@ -65,6 +70,11 @@ class RecordBook:
     def read(self, **query: Any) -> list[DecisionRecord]:
         """Records from disk; see `DecisionLog.read`."""
         return self._decisions.read(**query)
+
+    def last(self, uid: str, event: str) -> DecisionRecord | None:
+        """The newest record of one kind about a gang, where it is still in memory."""
+        with self._lock:
+            return self._last.get((uid, event))
 
     def newest(self, limit: int) -> list[DecisionRecord]:
         """The newest records, oldest of them first."""

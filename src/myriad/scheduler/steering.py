@@ -444,7 +444,15 @@ class Steering:
             log.warning("%s", error)
 
     def _remember(self, view: WorkloadView) -> _Memory:
-        return self._memory.setdefault(view.gang.uid, _Memory())
+        memory = self._memory.get(view.gang.uid)
+        if memory is None:
+            # After a restart or a change of leader: what is in the book is not recorded again.
+            memory = self._memory[view.gang.uid] = _Memory()
+            assigned = self._decisions.last(view.gang.uid, "assigned")
+            outcome = self._decisions.last(view.gang.uid, "outcome")
+            memory.assigned = dict(assigned.assigned) if assigned else {}
+            memory.outcome = dict(outcome.nodes) if outcome else {}
+        return memory
 
     def _forget(self, alive: set[str]) -> None:
         for uid in self._memory.keys() - alive:

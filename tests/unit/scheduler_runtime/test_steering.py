@@ -340,3 +340,26 @@ def test_a_write_that_the_server_refuses_is_counted_and_the_pass_goes_on(
     world.run()
     assert world.entry("a")["state"] == "Pending" and world.entry("b")["state"] == "Ready"
     assert world.metrics.refused_writes._value.get() == 1
+
+
+def test_another_leader_does_not_record_again_what_is_recorded(world: Any, make: Any) -> None:
+    from myriad.scheduler.events import EventSink
+    from myriad.scheduler.metrics import Metrics
+    from myriad.scheduler.settings import Settings
+    from myriad.scheduler.steering import Steering
+
+    world.put(WORKLOADS, make.workload("a", pods=1, assigned={"n0": 1}, state="Ready", admitted=True))
+    world.put(PODS, make.pod("a-0", node_name="n0", of="a"))
+    world.run(2)
+    before = len(world.book.newest(1000))
+    sink = EventSink(world.api, interval_s=60)
+    world.steering = Steering(
+        api=world.api,
+        cache=world.cache,
+        settings=Settings(identity="other"),
+        decisions=world.book,
+        events=sink,
+        metrics=Metrics(),
+    )
+    world.run(2)
+    assert len(world.book.newest(1000)) == before == 2
