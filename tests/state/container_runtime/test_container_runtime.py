@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from testinfra.host import Host
@@ -44,6 +45,17 @@ def test_the_sandbox_image_comes_from_the_site_and_can_be_pulled(host: Host) -> 
     assert image, "the sandbox image is not of the site's registry"
     pulled = host.run(f"{CRICTL} pull %s", image.group(1))
     assert pulled.rc == 0, pulled.stderr
+
+
+def test_images_that_are_to_be_warm_are_on_the_node(host: Host, variables: dict[str, Any]) -> None:
+    """The sandbox on every node, and what the description wants warm in the node's pool."""
+    pools = {name.removeprefix("pool_") for name in variables["group_names"] if name.startswith("pool_")}
+    warm = variables.get("myriad_images", {}).get("warm", [])
+    wanted = {"pause", *(item["image"] for item in warm if pools & set(item.get("pools", pools)))}
+    images = json.loads(host.check_output(f"{CRICTL} images -o json"))["images"]
+    tags = {tag for image in images for tag in image["repoTags"]}
+    names = {tag.rpartition(":")[0].rpartition("/")[2] for tag in tags if tag.startswith("registry.myriad.internal/")}
+    assert wanted <= names
 
 
 def test_runc_starts_a_sandbox(host: Host) -> None:
