@@ -88,12 +88,12 @@ def _start(lab: str, log: Path) -> None:
         with log.open("ab") as output:
             # A session of its own: Ctrl-C in make lab does not end the engine under other labs.
             prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
-            subprocess.Popen(
-                [*prefix, shutil.which("dockerd") or "/usr/sbin/dockerd"],
+            subprocess.run(
+                [*prefix, "setsid", "--fork", shutil.which("dockerd") or "/usr/sbin/dockerd"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
+                check=True,
             )
     until = time.monotonic() + START_TIMEOUT_S
     while probe_engine(dict(os.environ)).kind not in ("docker", "denied"):
