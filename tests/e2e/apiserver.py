@@ -1,9 +1,9 @@
-"""A real control plane as plain processes on loopback: etcd, kube-apiserver, controller manager, scheduler, Kueue and
-KWOK (which plays the kubelets). No containers, no root; up in about 15 s. It proves what the extension does against
+"""A real control plane as plain processes on loopback: etcd, kube-apiserver, controller manager, scheduler and Kueue,
+with `kubelets.py` for the nodes. No containers, no root; up in about 15 s. It proves what the extension does against
 the real Kueue with its real webhooks, where a whole lab would take minutes.
 
-The programs are looked for in $MYRIAD_BIN, then on PATH; Kueue's chart in $MYRIAD_KUEUE_CHART and KWOK's stages in
-$MYRIAD_KWOK_STAGES (folders of their modules).
+The programs come from the newest bundle of the cache that has them (`make lab` makes one); $MYRIAD_BIN names a folder
+with others, $MYRIAD_KUEUE_CHART another chart.
 """
 
 from __future__ import annotations
@@ -17,27 +17,40 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from myriad.errors import MyriadError
+from myriad.stack.bundle import Bundle
+
 Json = dict[str, Any]
 
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue", "kwok", "kubectl", "helm")
-_STAGES = (
-    "node/fast/node-initialize.yaml",
-    "node/heartbeat/node-heartbeat.yaml",
-    "pod/fast/pod-ready.yaml",
-    "pod/fast/pod-delete.yaml",
-)
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue", "kubectl", "helm")
+_IN_BUNDLE = {"kueue": "kueue-manager", "chart": "kueue-chart"}
+
+
+@cache
+def newest_bundle() -> Bundle | None:
+    """The newest bundle that holds all programs."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    wanted = [_IN_BUNDLE.get(name, name) for name in (*PROGRAMS, "chart")]
+    for folder in sorted((home / "myriad" / "bundles").glob("*"), key=lambda f: f.stat().st_mtime, reverse=True):
+        with contextlib.suppress(MyriadError):
+            bundle = Bundle.load(folder)
+            if all(bundle.has_file(name) and bundle.file_path(name).exists() for name in wanted):
+                return bundle
+    return None
 
 
 def find(program: str) -> str | None:
@@ -45,16 +58,23 @@ def find(program: str) -> str | None:
     folder = os.environ.get("MYRIAD_BIN")
     if folder and (Path(folder) / program).exists():
         return str(Path(folder) / program)
+    bundle = newest_bundle()
+    if bundle is not None:
+        return str(bundle.file_path(_IN_BUNDLE.get(program, program)))
     return shutil.which(program)
+
+
+def find_chart() -> str | None:
+    """Kueue's chart: a folder or an archive."""
+    if os.environ.get("MYRIAD_KUEUE_CHART"):
+        return os.environ["MYRIAD_KUEUE_CHART"]
+    bundle = newest_bundle()
+    return str(bundle.file_path("kueue-chart")) if bundle is not None else None
 
 
 def missing() -> list[str]:
     """What is not there; empty = the control plane can be started."""
-    absent = [p for p in PROGRAMS if find(p) is None]
-    for variable in ("MYRIAD_KUEUE_CHART", "MYRIAD_KWOK_STAGES"):
-        if not Path(os.environ.get(variable, "/nonexistent")).is_dir():
-            absent.append(f"${variable}")
-    return absent
+    return [p for p in PROGRAMS if find(p) is None] + ([] if find_chart() else ["Kueue's chart"])
 
 
 @dataclass
@@ -72,7 +92,6 @@ class ControlPlane:
     ca: Path = Path()
     tokens: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    stages: Path = Path()
 
     @property
     def kubeconfig(self) -> Path:
@@ -122,20 +141,20 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def control_plane(work: Path, *, users: Sequence[str] = (), run_ms: int = 0) -> Iterator[ControlPlane]:
+def control_plane(work: Path, *, users: Sequence[str] = (), run_s: float = 0.0) -> Iterator[ControlPlane]:
     """Start everything, and stop it at the end.
 
     Args:
         work: an empty folder.
         users: further users with a token each; what they may do is up to RBAC.
-        run_ms: pods of Jobs end well after this time, give or take half (0: they run until they are deleted).
+        run_s: pods of Jobs end well after this time, give or take half (0: they run until they are deleted).
     """
     plane = ControlPlane(work)
     (work / "logs").mkdir(parents=True)
     try:
         _start_api(plane, users)
         _install_kueue(plane)
-        _start_controllers(plane, run_ms)
+        _start_controllers(plane, run_s)
         yield plane
     finally:
         for name in reversed(list(plane.processes)):
@@ -199,7 +218,8 @@ def _start_api(plane: ControlPlane, users: Sequence[str]) -> None:
 
 
 def _install_kueue(plane: ControlPlane) -> None:
-    chart = os.environ["MYRIAD_KUEUE_CHART"]
+    chart = find_chart()
+    assert chart, "Kueue's chart is not there"
     rendered = subprocess.run(
         [_program("helm"), "template", "kueue", chart, "--namespace", "kueue-system", "--include-crds"],
         capture_output=True,
@@ -256,7 +276,7 @@ def _install_kueue(plane: ControlPlane) -> None:
     _wait_port(port, 60)
 
 
-def _start_controllers(plane: ControlPlane, run_ms: int) -> None:
+def _start_controllers(plane: ControlPlane, run_s: float) -> None:
     key = plane.work / "pki" / "tls.key"
     plane.start(
         "kube-controller-manager",
@@ -280,24 +300,10 @@ def _start_controllers(plane: ControlPlane, run_ms: int) -> None:
             f"--secure-port={_free_port()}",
         ],
     )
-    stages = Path(os.environ["MYRIAD_KWOK_STAGES"])
-    config = plane.work / "stages.yaml"
-    texts = [(stages / name).read_text() for name in _STAGES]
-    if run_ms:
-        ends = yaml.safe_load((stages / "pod/fast/pod-complete.yaml").read_text())
-        ends["spec"]["delay"] = {"durationMilliseconds": run_ms // 2, "jitterDurationMilliseconds": run_ms * 3 // 2}
-        texts.append(yaml.safe_dump(ends))
-    config.write_text("\n---\n".join(texts))
     plane.start(
-        "kwok",
-        [
-            _program("kwok"),
-            f"--kubeconfig={plane.kubeconfig}",
-            "--manage-all-nodes=false",
-            "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-            f"--config={config}",
-            f"--server-address=127.0.0.1:{_free_port()}",
-        ],
+        "kubelets",
+        [sys.executable, str(Path(__file__).with_name("kubelets.py")), str(plane.kubeconfig), str(run_s)],
+        {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")},
     )
 
 
@@ -389,7 +395,7 @@ def _wait_ready(plane: ControlPlane, url: str, timeout_s: float) -> None:
 # Objects that tests use
 
 
-def kwok_node(name: str, path: Sequence[str], *, gpus: int = 8, pool: str = "h100") -> Json:
+def fake_node(name: str, path: Sequence[str], *, gpus: int = 8, pool: str = "h100") -> Json:
     """A fake GPU node at room, block, rack."""
     amounts = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
     labels = {
@@ -402,7 +408,7 @@ def kwok_node(name: str, path: Sequence[str], *, gpus: int = 8, pool: str = "h10
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "metadata": {"name": name, "labels": labels},
         "status": {"allocatable": amounts, "capacity": amounts},
     }
 

@@ -133,13 +133,13 @@ def fake(tmp_path: Path) -> Iterator[tuple[apiserver.ControlPlane, Api]]:
     absent = apiserver.missing()
     if absent:
         pytest.skip(f"the control plane of plain processes needs {', '.join(absent)}")
-    with apiserver.control_plane(tmp_path / "plane", run_ms=6000) as plane:
+    with apiserver.control_plane(tmp_path / "plane", run_s=6.0) as plane:
         system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
         places = {"gpu1": "r1", "gpu2": "r1", "gpu3": "r2"}
         plane.apply(
             [
                 system,
-                *(apiserver.kwok_node(name, ("hall1", "b1", rack)) for name, rack in places.items()),
+                *(apiserver.fake_node(name, ("hall1", "b1", rack)) for name, rack in places.items()),
                 *apiserver.queue_objects(gpus=16, team="vision", cohort="research"),
                 *apiserver.queue_objects(gpus=8, team="speech", cohort="research")[2:],
                 apiserver.check_object(),
@@ -172,7 +172,7 @@ def test_thirty_gangs_on_fake_nodes(fake: tuple[apiserver.ControlPlane, Api], se
     def disturb() -> None:
         """The node is gone, and with it its pods; it comes back later."""
         api.delete(NODES, "gpu3")
-        node = apiserver.kwok_node("gpu3", ("hall1", "b1", "r2"))
+        node = apiserver.fake_node("gpu3", ("hall1", "b1", "r2"))
         timers.append(later(45, lambda: plane.apply([node])))
 
     def records(size: Size) -> list[Json]:

@@ -26,7 +26,7 @@ from myriad.scheduler.objects import WorkloadView, workload_view
 
 sys.path.insert(0, str(Path(__file__).parent))
 import apiserver
-from apiserver import ControlPlane, check_object, gang_job, kwok_node, queue_objects
+from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
 
 Json = dict[str, Any]
 
@@ -117,7 +117,7 @@ class Replica:
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with apiserver.control_plane(tmp_path_factory.mktemp("steering") / "plane", users=[ACCOUNT]) as running:
         nodes = [
-            kwok_node(f"g{b}{r}{i}", ("hall1", f"b{b}", f"r{r}")) for b in range(2) for r in range(4) for i in range(8)
+            fake_node(f"g{b}{r}{i}", ("hall1", f"b{b}", f"r{r}")) for b in range(2) for r in range(4) for i in range(8)
         ]
         system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
         running.apply([system, *nodes, *queue_objects(gpus=32), check_object(), *rights()])
