@@ -18,14 +18,17 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def second_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """`dockerd` means one with a folder, a socket and no network of its own, beside the machine's."""
+    """`dockerd` means one with a folder and a socket of its own, beside the machine's.
+
+    It lives in a network namespace of its own: a second dockerd takes away the first one's docker0, whatever it is told.
+    """
     real = shutil.which("dockerd") or "/usr/sbin/dockerd"
     if os.geteuid() or not Path(real).exists():
         pytest.skip("starting a second dockerd needs root and the package docker.io")
     folder = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))  # a short path: sockets have 107 bytes at most
     wrapper = folder / "dockerd"
     wrapper.write_text(
-        f"#!/bin/sh\nexec {real} --data-root {folder}/data --exec-root {folder}/exec --pidfile {folder}/pid"
+        f"#!/bin/sh\nexec unshare --net -- {real} --data-root {folder}/data --exec-root {folder}/exec --pidfile {folder}/pid"
         f" -H unix://{folder}/sock --bridge none --iptables=false --ip6tables=false\n"
     )
     wrapper.chmod(0o755)
