@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from myriad.cli.output import console, emit_json
+from myriad.cli.output import console, emit_json, err_console
+
+if TYPE_CHECKING:
+    from myriad.lab.display import Display
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 CloneOption = Annotated[Path | None, typer.Option("--clone", help="The clone that the lab belongs to.", hidden=True)]
@@ -28,10 +31,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    from_make: Annotated[bool, typer.Option("--from-make", hidden=True)] = False,
+    from_make: Annotated[
+        bool, typer.Option("--from-make", help="make has printed preflight and environment.", hidden=True)
+    ] = False,
     jobs: Annotated[bool, typer.Option(help="Submit the example jobs at the end.")] = True,
     full: Annotated[bool, typer.Option("--full", help="Look at every host, converged or not.")] = False,
     nodes_only: Annotated[bool, typer.Option("--nodes-only", help="Stop when the nodes answer over ssh.")] = False,
+    as_json: JsonOption = False,
     clone: CloneOption = None,
 ) -> None:
     """Bring the lab up, or go on where the last run was cut short."""
@@ -40,7 +46,7 @@ def up(
     from myriad.lab.up import Bringup, bring_up, guarded
 
     root = clone_root(clone)
-    display = Display(console)
+    display = Display(err_console if as_json else console)
 
     def action() -> int:
         if nodes_only:
@@ -49,25 +55,34 @@ def up(
         site = ["-e", "site_full=true"] if full else []
         return bring_up(root, display, after_make=from_make, jobs=jobs, site=site)
 
-    raise typer.Exit(guarded(display, action))
+    _end(display, guarded(display, action), as_json)
 
 
-def down(clone: CloneOption = None) -> None:
+def down(as_json: JsonOption = False, clone: CloneOption = None) -> None:
     """Remove the lab, its network and settings, and the engine if make lab started it; the caches stay."""
     from myriad.lab.display import Display
     from myriad.lab.down import take_down
     from myriad.lab.state import clone_root
 
-    raise typer.Exit(take_down(clone_root(clone), Display(console)))
+    display = Display(err_console if as_json else console)
+    _end(display, take_down(clone_root(clone), display), as_json)
 
 
-def clean(clone: CloneOption = None) -> None:
+def clean(as_json: JsonOption = False, clone: CloneOption = None) -> None:
     """Remove the lab and the caches: store, bundles, Go and Python caches, node images."""
     from myriad.lab import down as removal
     from myriad.lab.display import Display
     from myriad.lab.state import clone_root
 
-    raise typer.Exit(removal.clean(clone_root(clone), Display(console)))
+    display = Display(err_console if as_json else console)
+    _end(display, removal.clean(clone_root(clone), display), as_json)
+
+
+def _end(display: Display, code: int, as_json: bool) -> None:
+    """End a verb of phases: its progress went to standard error when the document goes to standard output."""
+    if as_json:
+        emit_json({"exit_code": code, "phases": display.as_json()})
+    raise typer.Exit(code)
 
 
 def status(as_json: JsonOption = False, clone: CloneOption = None) -> None:

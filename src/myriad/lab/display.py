@@ -23,11 +23,12 @@ class Phase:
     result: str = ""
     detail: str = ""
     notes: list[str] = field(default_factory=list)
+    ended: float | None = None
 
     @property
     def seconds(self) -> float:
-        """Since the phase began."""
-        return time.monotonic() - self.started
+        """How long it took, or has taken so far."""
+        return (self.ended or time.monotonic()) - self.started
 
 
 def duration(seconds: float) -> str:
@@ -73,6 +74,7 @@ class Display:
                     self._live = None
         else:
             yield phase
+        phase.ended = time.monotonic()
         label = "" if phase.notes else name
         self.line(row(label, phase.result, phase.seconds) if phase.result else row(label, "done", phase.seconds))
 
@@ -92,6 +94,19 @@ class Display:
     def line(self, text: str = "") -> None:
         """A line that stays."""
         self.console.print(text, markup=False, highlight=False)
+
+    def as_json(self) -> list[dict[str, object]]:
+        """The phases so far, for `--json`; one that was cut short has not ended."""
+        return [
+            {
+                "phase": phase.name,
+                "ended": phase.ended is not None,
+                "result": phase.result,
+                "notes": phase.notes,
+                "seconds": round(phase.seconds, 1),
+            }
+            for phase in self.phases
+        ]
 
     def _moving(self, phase: Phase) -> RenderableType:
         marks = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

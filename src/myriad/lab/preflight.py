@@ -29,7 +29,6 @@ DISK_COLD, DISK_WARM = 25 * GIB, 8 * GIB
 MEMORY = 4 * GIB
 #: Subnets that are tried, in this order.
 SUBNETS = tuple("10.{}.0.0/24".format(second) for second in range(77, 100))
-#: Where the user can write about the machine itself is not known, so sockets are looked at in this order.
 SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
 
 
@@ -61,7 +60,6 @@ class Facts(NamedTuple):
     os_name: str
     machine: str
     kernel: str
-    running: Tuple[int, int]
     pythons: Tuple[Interpreter, ...]
     disk_path: str
     disk_free: int
@@ -537,7 +535,6 @@ def gather(environ: Dict[str, str], network: str = "") -> Facts:
         os_name=release.get("NAME", "").replace(" GNU/Linux", ""),
         machine=platform.machine(),
         kernel=platform.release(),
-        running=(sys.version_info[0], sys.version_info[1]),
         pythons=_pythons(),
         disk_path=place,
         disk_free=shutil.disk_usage(place).free,

@@ -41,6 +41,18 @@ def test_a_phase_is_one_line_with_its_time() -> None:
     assert out.getvalue().rstrip().endswith(" s")
 
 
+def test_phases_as_json_say_which_one_was_cut_short() -> None:
+    shown, _ = display()
+    with shown.phase("engine") as phase:
+        phase.result = "Docker 26.1.4"
+    with pytest.raises(ZeroDivisionError), shown.phase("nodes"):
+        shown.say("gpu1 was stopped: it is started")
+        _ = 1 / 0
+    first, second = shown.as_json()
+    assert (first["phase"], first["ended"], first["result"]) == ("engine", True, "Docker 26.1.4")
+    assert (second["phase"], second["ended"], second["notes"]) == ("nodes", False, ["gpu1 was stopped: it is started"])
+
+
 def test_what_is_said_in_a_phase_comes_before_its_line() -> None:
     shown, out = display()
     with shown.phase("engine") as phase:

@@ -18,7 +18,6 @@ GOOD = Facts(
     os_name="Debian",
     machine="x86_64",
     kernel="6.1.0-18-amd64",
-    running=(3, 11),
     pythons=(Interpreter("/usr/bin/python3", (3, 11)),),
     disk_path="/home/ada",
     disk_free=71 * GIB,
