@@ -1,7 +1,7 @@
 """Lab nodes: systemd containers that are reached over SSH exactly like bare machines.
 
-The flags are what a kubelet, containerd and systemd need inside a container; docs/architecture.md tells the reason of
-each. Nothing of the host is bound in: files go in by the engine's archive call before the first start, so the lab also
+The flags are what a kubelet, containerd and systemd need inside a container; the reasons stand beside them. Nothing of
+the host is bound in: files go in by the engine's archive call before the first start, so the lab also
 works where the engine does not see this file system.
 """
 
@@ -136,16 +136,20 @@ def container_options(node: LabNode, detected: Detected, *, lab: str, image: str
         "cap_add": ["ALL"],
         # An engine that lacks the capability itself refuses to hand it on.
         "cap_drop": [] if detected.cap_sys_resource else ["SYS_RESOURCE"],
+        # systemd and runc mount, the kubelet writes sysctls: both profiles forbid that.
         "security_opt": ["seccomp=unconfined", "apparmor=unconfined"],
         # Lets privileged pods (kube-proxy) start inside the node.
         "device_cgroup_rules": ["a *:* rwm"],
         "devices": ["/dev/kmsg:/dev/kmsg:rwm"] if detected.dev_kmsg else [],
         "tmpfs": {"/run": "", "/run/lock": "", "/tmp": "exec"},  # noqa: S108 (a mount inside the node)
+        # A hierarchy of its own for each node: kubelets that share one delete each other's pods.
         "cgroupns": "private",
+        # overlayfs does not stack on the container's own overlay file system, and etcd wants a real one.
         "volumes": ["/var/lib/containerd", "/var/lib/kubelet", "/var/lib/etcd"],
         "network": network,
         "networking_config": {network: EndpointConfig("1.41", ipv4_address=node.address, aliases=[node.name])},
         "labels": {LABEL: lab, _HOST_LABEL: node.name, _SPEC_LABEL: spec_hash(node, detected, network)},
+        # systemd's own word for "power off".
         "stop_signal": "SIGRTMIN+3",
         "detach": True,
     }

@@ -20,6 +20,10 @@ from myriad.lab.state import LabPaths
 _EXIT = {0: 0, 2: 2, 4: 3}
 
 
+#: How long ansible-playbook may take to end after Ctrl-C until it is told once more.
+INTERRUPT_S = 10.0
+
+
 @dataclass
 class SiteRun:
     """How a run ended.
@@ -76,8 +80,12 @@ def run_site(paths: LabPaths, display: Display, arguments: Sequence[str] = (), *
                 _take(tail, progress, shown, display)
                 time.sleep(0.2)
         except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+            # A terminal has sent the signal to it as well; one more would cut its own end short.
+            try:
+                process.wait(timeout=INTERRUPT_S)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                process.wait()
             raise
     _take(tail, progress, shown, display)
     shown.close(progress)

@@ -25,7 +25,7 @@ def was_up(clone: Path) -> bool:
 
 def run_tests(clone: Path, arguments: Sequence[str]) -> tuple[int, str]:
     """Run pytest, passing its output on. Returns its exit code and its closing line."""
-    argv = [sys.executable, "-m", "pytest", "-m", "not slow", *arguments]
+    argv = [sys.executable, "-m", "pytest", *arguments]
     print(shlex.join(["pytest", *argv[3:]]), flush=True)
     closing = ""
     with subprocess.Popen(argv, cwd=clone, stdout=subprocess.PIPE, text=True, bufsize=1) as process:

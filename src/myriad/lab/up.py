@@ -10,6 +10,7 @@ from pathlib import Path
 
 import docker
 import yaml
+from docker.errors import DockerException
 
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent
@@ -281,9 +282,19 @@ def next_steps() -> list[str]:
 
 
 def guarded(display: Display, action: Callable[[], int]) -> int:
-    """Run a verb; Ctrl-C is one sentence and exit code 130."""
+    """Run a verb; Ctrl-C is one sentence and exit code 130, an engine's refusal a sentence with its phase.
+
+    Raises:
+        MyriadError: for what the engine refused.
+    """
     try:
         return action()
+    except DockerException as error:
+        text = getattr(error, "explanation", None) or str(error)
+        where = f"phase {display.current.name}" if display.current else None
+        raise MyriadError(
+            f"the Docker engine refused: {text}", where=where, hint="`docker info` tells more."
+        ) from error
     except KeyboardInterrupt:
         where = f" in phase {display.current.name}" if display.current else ""
         display.line(f"\nstopped{where}; nothing is broken, the next `make lab` goes on from here")

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.errors import DockerException
 from rich.console import Console
 
+from myriad.errors import MyriadError
 from myriad.lab import down, engine, machine
 from myriad.lab.display import Display, duration, row
 from myriad.lab.events import Progress, Tail
@@ -20,6 +22,7 @@ from myriad.lab.jobs import EXAMPLES, places, read_example, reason, size
 from myriad.lab.shellenv import env_text, write_env
 from myriad.lab.site import command
 from myriad.lab.state import LabPaths, clone_root
+from myriad.lab.testing import run_tests, was_up
 from myriad.lab.topology import LabNode
 from myriad.lab.up import guarded, next_steps
 from myriad.lab.verdict import GATE_TAINT, node_verdicts, table
@@ -73,6 +76,27 @@ def test_a_phase_that_fails_has_no_line_and_is_the_one_named_by_ctrl_c() -> None
 
     assert guarded(shown, action) == 130
     assert out.getvalue() == "\nstopped in phase nodes; nothing is broken, the next `make lab` goes on from here\n"
+
+
+def test_an_engines_refusal_is_a_sentence_with_its_phase() -> None:
+    shown, _ = display()
+
+    def action() -> int:
+        with shown.phase("nodes"):
+            raise DockerException("no space left on device")
+        return 0
+
+    with pytest.raises(MyriadError, match="phase nodes: the Docker engine refused: no space left on device"):
+        guarded(shown, action)
+
+
+def test_the_tests_of_a_lab_end_with_pytests_closing_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_small.py").write_text("def test_good():\n    pass\n\ndef test_bad():\n    assert False\n")
+    code, closing = run_tests(tmp_path, ["-p", "no:cacheprovider", "test_small.py"])
+    assert code == 1
+    assert "1 failed, 1 passed in " in closing
+    assert closing in capfd.readouterr().out
+    assert not was_up(tmp_path)
 
 
 def test_a_terminal_gets_a_moving_line_that_leaves_nothing_behind() -> None:
@@ -253,8 +277,6 @@ def test_next_steps_are_commands_with_comments() -> None:
 
 def test_a_clone_is_found_from_below(tmp_path: Path) -> None:
     assert clone_root(CLONE / "tests" / "unit") == CLONE
-    from myriad.errors import MyriadError
-
     with pytest.raises(MyriadError, match="no Myriad clone here"):
         clone_root(tmp_path)
 
