@@ -63,9 +63,10 @@ def down(as_json: JsonOption = False, clone: CloneOption = None) -> None:
     from myriad.lab.display import Display
     from myriad.lab.down import take_down
     from myriad.lab.state import clone_root
+    from myriad.lab.up import guarded
 
     display = Display(err_console if as_json else console)
-    _end(display, take_down(clone_root(clone), display), as_json)
+    _end(display, guarded(display, lambda: take_down(clone_root(clone), display)), as_json)
 
 
 def clean(as_json: JsonOption = False, clone: CloneOption = None) -> None:
@@ -73,9 +74,10 @@ def clean(as_json: JsonOption = False, clone: CloneOption = None) -> None:
     from myriad.lab import down as removal
     from myriad.lab.display import Display
     from myriad.lab.state import clone_root
+    from myriad.lab.up import guarded
 
     display = Display(err_console if as_json else console)
-    _end(display, removal.clean(clone_root(clone), display), as_json)
+    _end(display, guarded(display, lambda: removal.clean(clone_root(clone), display)), as_json)
 
 
 def _end(display: Display, code: int, as_json: bool) -> None:
