@@ -51,7 +51,8 @@ class Lab:
         return done.stdout
 
     def container(self, host: str) -> str:
-        return str(self.hosts[host]["container"])
+        """Name of the container that is the node; it stays the same when the node is made anew."""
+        return f"{self.state['name']}-{host}"
 
 
 @dataclass
