@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 def second_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """`dockerd` means one with a folder and a socket of its own, beside the machine's.
 
-    It lives in a network namespace of its own: a second dockerd takes away the first one's docker0, whatever it is told.
+    It lives in a network namespace of its own: a second dockerd takes away the first one's docker0.
     """
     real = shutil.which("dockerd") or "/usr/sbin/dockerd"
     if os.geteuid() or not Path(real).exists():
@@ -28,8 +28,8 @@ def second_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))  # a short path: sockets have 107 bytes at most
     wrapper = folder / "dockerd"
     wrapper.write_text(
-        f"#!/bin/sh\nexec unshare --net -- {real} --data-root {folder}/data --exec-root {folder}/exec --pidfile {folder}/pid"
-        f" -H unix://{folder}/sock --bridge none --iptables=false --ip6tables=false\n"
+        f"#!/bin/sh\nexec unshare --net -- {real} --data-root {folder}/data --exec-root {folder}/exec"
+        f" --pidfile {folder}/pid -H unix://{folder}/sock --bridge none --iptables=false --ip6tables=false\n"
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/sock")
