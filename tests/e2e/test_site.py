@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import CLONE, Lab, PlaybookRun, environment, playbook_command
+from .conftest import CLONE, Lab, PlaybookRun, environment
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 
@@ -156,23 +154,6 @@ def _wait_for_gate(lab: Lab, host: str, timeout_s: float = 120) -> None:
     raise AssertionError(f"{host} does not take work after {timeout_s:.0f} s: {lab.kubectl('describe', 'node', host)}")
 
 
-def _start(name: str, events: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        playbook_command(name, *arguments), cwd=CLONE, env=environment(MYRIAD_EVENTS=str(events)),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break  # the last line of a killed run may be half a line
-    return rows
-
-
 def test_a_worker_that_dies_during_the_run_is_named_and_does_not_hold_up_the_others(
     lab: Lab, playbook: PlaybookRun, tmp_path: Path
 ) -> None:
@@ -198,33 +179,3 @@ def test_a_worker_that_dies_during_the_run_is_named_and_does_not_hold_up_the_oth
     again = playbook("site")
     assert again.code == 0, again.output[-3000:]
     _wait_for_gate(lab, "gpu3")
-
-
-BOUNDARIES = ("node_base", "container_runtime", "pod_network", "kubernetes_node", "join")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_t18_a_controller_killed_at_a_role_boundary_is_followed_by_a_run_that_converges(
-    lab: Lab, playbook: PlaybookRun, tmp_path: Path, boundary: str
-) -> None:
-    _remake(lab, "gpu3")
-    path = tmp_path / "killed.jsonl"
-    process = _start("site", path, "--limit", "gpu3")
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and process.poll() is None:
-        if any(
-            row.get("event") == "task"
-            and (str(row.get("role", "")).endswith(boundary) or (boundary == "join" and row["name"].endswith("Join")))
-            for row in _events(path)
-        ):
-            break
-        time.sleep(0.1)
-    assert process.poll() is None, f"the run ended before {boundary}"
-    time.sleep(0.4)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    run = playbook("site", "--limit", "gpu3")
-    assert run.code == 0, run.output[-3000:]
-    _wait_for_gate(lab, "gpu3")
-    assert playbook("site", *FULL).changed_tasks() == set()

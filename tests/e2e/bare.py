@@ -1,0 +1,46 @@
+"""Bare nodes beside the lab: a control plane and three workers that no run has touched, with a network of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from myriad.lab import nodes
+from myriad.lab.display import Display
+from myriad.lab.preflight import gather, judge, lab_name
+from myriad.lab.state import LabPaths, LabState, save_state
+from myriad.lab.topology import read_nodes
+from myriad.lab.up import Bringup
+from myriad.stack.settings import read_settings
+
+
+@contextmanager
+def bare_nodes(clone: Path) -> Iterator[LabPaths]:
+    """Fresh nodes, removed at the end; `MYRIAD_LAB_STATE` of a run must name the `state` of what this gives."""
+    display = Display(Console(stderr=True, highlight=False, soft_wrap=True))
+    paths = LabPaths(clone, folder=".lab-bare")
+    name = f"{lab_name(str(clone))}-bare"
+    base = LabState(name=lab_name(str(clone)))
+    client, image, _bundle = Bringup(clone, display, paths=paths).ready(base, read_settings())
+    nodes.remove_lab(client, name)
+    verdict = judge(gather(dict(os.environ), network=name))
+    assert verdict.subnet, "no subnet is free for bare nodes"
+    shutil.rmtree(paths.dir, ignore_errors=True)
+    paths.make()
+    gateway = ".".join(verdict.subnet.split(".")[:3]) + ".1"
+    state = LabState(
+        name=name, network=name, subnet=verdict.subnet, gateway=gateway, detected=base.detected, bundle=base.bundle
+    )
+    save_state(paths, state)
+    try:
+        wanted = read_nodes(clone / "inventories" / "lab", state.subnet)
+        nodes.ensure_nodes(client, state, paths, wanted, image=image)
+        yield paths
+    finally:
+        nodes.remove_lab(client, name)
+        shutil.rmtree(paths.dir, ignore_errors=True)
