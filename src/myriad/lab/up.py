@@ -260,6 +260,9 @@ def bring_up(
         good = work.jobs(state, wanted)
         save_state(work.paths, state)
         display.line()
+    page = page_address(work.inventory, wanted)
+    if page:
+        display.line(row("page", f"{page}    queue, quotas, nodes, decisions"))
     for line in next_steps():
         display.line(line)
     for host, text in run.progress.unreachable.items():
@@ -269,6 +272,13 @@ def bring_up(
     if run.code:
         return run.code
     return 0 if takes == len(rows) else 4
+
+
+def page_address(inventory: Path, wanted: Sequence[LabNode]) -> str:
+    """Where the extension's page answers for a browser on this machine; empty if the lab does not show it."""
+    inputs = yaml.safe_load((inventory / "group_vars" / "all" / "lab.yml").read_text())
+    port = inputs.get("scheduler_extension_node_port")
+    return f"http://{wanted[0].address}:{port}" if port and wanted else ""
 
 
 def next_steps() -> list[str]:

@@ -24,7 +24,7 @@ from myriad.lab.site import command
 from myriad.lab.state import LabPaths, clone_root
 from myriad.lab.testing import run_tests, was_up
 from myriad.lab.topology import LabNode
-from myriad.lab.up import guarded, next_steps
+from myriad.lab.up import guarded, next_steps, page_address
 from myriad.lab.verdict import GATE_TAINT, node_verdicts, table
 
 CLONE = Path(__file__).resolve().parents[3]
@@ -352,3 +352,13 @@ def test_read_only_trees_are_removed_and_counts_are_words(tmp_path: Path) -> Non
         "2 containers",
         "1 entry",
     ]
+
+
+def test_the_page_is_where_the_lab_shows_it(tmp_path: Path) -> None:
+    folder = tmp_path / "group_vars" / "all"
+    folder.mkdir(parents=True)
+    wanted = [LabNode(name="cp1", address="10.77.0.10")]
+    (folder / "lab.yml").write_text("scheduler_extension_node_port: 30088\n")
+    assert page_address(tmp_path, wanted) == "http://10.77.0.10:30088"
+    (folder / "lab.yml").write_text("kueue_replicas: 1\n")
+    assert page_address(tmp_path, wanted) == ""
