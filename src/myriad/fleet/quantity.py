@@ -10,19 +10,11 @@ import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-_DECIMAL = {
-    "n": Fraction(1, 10**9),
-    "u": Fraction(1, 10**6),
-    "m": Fraction(1, 1000),
-    "": Fraction(1),
-    "k": Fraction(10**3),
-    "M": Fraction(10**6),
-    "G": Fraction(10**9),
-    "T": Fraction(10**12),
-    "P": Fraction(10**15),
-    "E": Fraction(10**18),
-}
-_BINARY = {suffix: Fraction(1024**power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
+from myriad.quantity import BINARY_SUFFIXES, DECIMAL_SUFFIXES
+
+_DECIMAL = {suffix: Fraction(size) for suffix, size in DECIMAL_SUFFIXES.items()}
+_BINARY = {suffix: Fraction(size) for suffix, size in BINARY_SUFFIXES.items()}
+# What a person writes into the description: no sign, no exponent.
 _FORM = re.compile(r"^(\d+(?:\.\d+)?)([numkMGTPE]|[KMGTPE]i)?$")
 
 

@@ -11,12 +11,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 import yaml
 
 from myriad.errors import InputError
+from myriad.quantity import parse
 
 Json = dict[str, Any]
 
@@ -25,24 +26,6 @@ APPLIED_ANNOTATION = "myriad.dev/applied"
 CRD_KIND = "CustomResourceDefinition"
 # Bookkeeping of the API server, which is no part of what anybody wants.
 _SERVER_METADATA = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink")
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_SUFFIXES = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
-}
 # Applied in this order; a kind that is not named comes between the workloads and the webhooks.
 _ORDER = {
     CRD_KIND: 0,
@@ -172,16 +155,9 @@ def quantity(value: Any) -> Decimal | None:
     """The number that a Kubernetes quantity stands for; None when it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
-    text = str(value).strip()
-    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
-        if text.endswith(suffix) and text[: -len(suffix)]:
-            try:
-                return Decimal(text[: -len(suffix)]) * _SUFFIXES[suffix]
-            except InvalidOperation:
-                return None
     try:
-        return Decimal(text)
-    except InvalidOperation:
+        return parse(str(value).strip())
+    except ValueError:
         return None
 
 

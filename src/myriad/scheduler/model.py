@@ -10,12 +10,12 @@ A place is a path from the broadest level to the narrowest: ``("hall1", "b1", "r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
 
+from myriad import quantity
 from myriad.errors import InputError
 
 LABEL_PREFIX = "myriad.dev/"
@@ -36,41 +36,19 @@ Resources = Mapping[str, int]
 TopologyMode = Literal["required", "preferred", "unconstrained"]
 RefusalKind = Literal["never", "not_now"]
 
-_SUFFIX = {
-    "": Decimal(1),
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
-}
-
-
-# An exponent needs digits, so that "2E" is two exa and "2E3" two thousand.
-_QUANTITY = re.compile(r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?)(?P<suffix>[numkMGTPE]|[KMGTPE]i|)")
-
 
 def parse_quantity(text: str | int | float) -> Decimal:
     """Read a Kubernetes quantity (``500m``, ``16Gi``, ``8``, ``1e3``) as an exact decimal in its base unit.
 
     Raises InputError where the text is no quantity.
     """
-    found = _QUANTITY.fullmatch(str(text))
-    if found:
-        return Decimal(found["number"]) * _SUFFIX[found["suffix"]]
-    raise InputError(
-        f"{text!r} is not a Kubernetes quantity", hint="write a number with an optional suffix, such as 500m, 16Gi or 8"
-    )
+    try:
+        return quantity.parse(str(text))
+    except ValueError as error:
+        raise InputError(
+            f"{text!r} is not a Kubernetes quantity",
+            hint="write a number with an optional suffix, such as 500m, 16Gi or 8",
+        ) from error
 
 
 def resources_from_kubernetes(
