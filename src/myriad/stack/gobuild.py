@@ -193,7 +193,7 @@ class GoBuilder:
             raise BuildError(
                 f"the module's hash is {answer.get('Sum')}, the lock has {source.h1}",
                 where=name,
-                hint="somebody changed what this version is: do not build it; compare with sum.golang.org",
+                hint="somebody changed what this version is: do not build it; compare with the Go checksum database",
             )
         folder = Path(answer.get("Dir") or "")
         if not answer.get("Dir") or not folder.is_absolute() or not (folder / "go.mod").is_file():
@@ -211,7 +211,7 @@ class GoBuilder:
                     f"other modules than the locked ones are linked in: their list has sha256 {item.deps_sha256}, "
                     f"the lock has {pins[name]}",
                     where=f"{source.path}@{source.version} {name}",
-                    hint="does the module proxy serve what sum.golang.org holds? see `go version -m` of the binary",
+                    hint="does the module proxy serve what the Go checksum database holds? see `go version -m` of the binary",
                 )
 
     def _recorded(self, keys: Mapping[str, str], on_event: OnEvent) -> dict[str, Built]:
