@@ -211,7 +211,7 @@ class GoBuilder:
                     f"other modules than the locked ones are linked in: their list has sha256 {item.deps_sha256}, "
                     f"the lock has {pins[name]}",
                     where=f"{source.path}@{source.version} {name}",
-                    hint="does the module proxy serve what the Go checksum database holds? see `go version -m` of the binary",
+                    hint="does the module proxy serve the real modules? `go version -m` of the binary lists them",
                 )
 
     def _recorded(self, keys: Mapping[str, str], on_event: OnEvent) -> dict[str, Built]:
