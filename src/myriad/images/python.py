@@ -29,6 +29,8 @@ from myriad.images.layer import from_tree
 from myriad.images.oci import Blob, Layer, open_layer, sha256_digest, write_layer
 from myriad.images.plan import SITE, SOURCE
 
+#: Where Debian and Ubuntu keep what the machine trusts; uv brings certificates of its own otherwise.
+SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_36"
 _UV_HINT = "make sets up the locked environment with uv in it; or: pip install uv"
@@ -204,6 +206,8 @@ def _uv(ctx: BuildContext, arguments: Sequence[str], *, what: str) -> str:
     """Run uv in the repository and return what it prints."""
     program = ctx.program("uv", hint=_UV_HINT)
     environment = {**os.environ, "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    if SYSTEM_CERTIFICATES.is_file() and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & set(environment):
+        environment["SSL_CERT_FILE"] = str(SYSTEM_CERTIFICATES)
     # The environment of the caller must not decide what is exported or where it is installed.
     for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "UV_COMPILE_BYTECODE"):
         environment.pop(name, None)

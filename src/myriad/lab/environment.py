@@ -29,6 +29,8 @@ MIRROR_VARIABLES = ("MYRIAD_MIRROR_PYTHON", "UV_DEFAULT_INDEX", "UV_INDEX_URL", 
 #: They would make uv compare uv.lock with another index; taken out of its environment.
 _INDEX_VARIABLES = (*MIRROR_VARIABLES, "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 STAMP = ".myriad-environment"
+#: Where Debian and Ubuntu keep what the machine trusts.
+SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 class SetupError(Exception):
@@ -78,8 +80,13 @@ def fingerprint(root: Path, python: str) -> str:
 
 
 def uv_environment(environ: Mapping[str, str], cache: Path) -> dict[str, str]:
-    """Environment for uv: its own cache, copies where links do not work, no index of the caller's."""
+    """Environment for uv: its own cache, this machine's certificates, no index of the caller's.
+
+    uv brings certificates of its own and would not know the authority of a site's proxy, which the machine trusts.
+    """
     clean = {key: value for key, value in environ.items() if key not in _INDEX_VARIABLES and key != "VIRTUAL_ENV"}
+    if SYSTEM_CERTIFICATES.is_file() and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & set(clean):
+        clean["SSL_CERT_FILE"] = str(SYSTEM_CERTIFICATES)
     return {**clean, "UV_CACHE_DIR": str(cache / "uv"), "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
 
 
