@@ -10,7 +10,7 @@ LAB := src/myriad/lab
 ARGS ?=
 PYTEST := $(BIN)/pytest $(ARGS)
 
-.PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit test test-full integration e2e \
+.PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e \
         bench-placement bench-bringup bundle validate build clean
 
 help: ## list the verbs
@@ -53,6 +53,9 @@ check: lint types unit ## for a first contribution: lint, types, unit, contract;
 
 integration: env ## the wheel and the collection, built, installed and used
 	$(PYTEST) tests/integration -m "not slow"
+
+molecule: env ## every role's scenario, one after the other on two nodes, with their times
+	$(PYTEST) tests/integration/test_molecule.py -m "engine and not slow"
 
 test: check ## everything that a change must pass: check, integration and end to end on a lab of its own
 	$(BIN)/python -m myriad.lab.testing -m "not slow" tests/integration tests/e2e $(ARGS)

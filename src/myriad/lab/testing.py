@@ -26,7 +26,7 @@ def was_up(clone: Path) -> bool:
 def run_tests(clone: Path, arguments: Sequence[str]) -> tuple[int, str]:
     """Run pytest, passing its output on. Returns its exit code and its closing line."""
     argv = [sys.executable, "-m", "pytest", *arguments]
-    print(shlex.join(["pytest", *argv[3:]]), flush=True)
+    print(shlex.join(["pytest", *arguments]), flush=True)
     closing = ""
     with subprocess.Popen(argv, cwd=clone, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         assert process.stdout is not None  # noqa: S101 (PIPE was asked for; narrows the type)
