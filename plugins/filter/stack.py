@@ -10,6 +10,7 @@ description:
   - C(taints) turns KEY=VALUE:EFFECT into taint objects.
   - C(bundle_path) is where a file of the bundle lies on the controller.
   - C(warm_images) are the images that a node has before a pod asks for them.
+  - C(proxy) gives the proxy settings of the controller, with what is inside the site left out.
   - C(node_objects) gives the labels of the hosts of the description as Node objects.
   - C(host_path_mounts) and C(host_path_volumes) turn a mapping of paths to modes into mounts and volumes of a pod.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from myriad.stack.settings import read_mirrors
 
 _TAINT = re.compile(r"^(?P<key>[^=:]+)(=(?P<value>[^:]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)$")
 
@@ -83,6 +85,28 @@ def warm_images(
     return result
 
 
+def proxy(direct: list[str]) -> dict[str, str]:
+    """The proxy settings of the controller (environment or mirrors.yml) for a node: http_proxy, https_proxy, no_proxy.
+
+    Args:
+        direct: networks and names inside the site, which no proxy serves. Empty ones are passed over.
+    """
+    mirrors = read_mirrors()
+    if not (mirrors.http_proxy or mirrors.https_proxy):
+        return {}
+    inside = [name for name in direct if name]
+    given = [name.strip() for name in (mirrors.no_proxy or "localhost,127.0.0.1").split(",") if name.strip()]
+    return {
+        name: value
+        for name, value in (
+            ("http_proxy", mirrors.http_proxy),
+            ("https_proxy", mirrors.https_proxy),
+            ("no_proxy", ",".join(dict.fromkeys(given + inside))),
+        )
+        if value
+    }
+
+
 def taints(texts: list[str]) -> list[dict[str, str]]:
     """KEY=VALUE:EFFECT or KEY:EFFECT as taint objects of the Kubernetes API."""
     result = []
@@ -122,6 +146,7 @@ class FilterModule:
             "artifact_items": artifact_items,
             "bundle_path": bundle_path,
             "node_objects": node_objects,
+            "proxy": proxy,
             "taints": taints,
             "warm_images": warm_images,
             "host_path_mounts": host_path_mounts,
