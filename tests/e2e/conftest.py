@@ -45,6 +45,7 @@ class Lab:
         done = subprocess.run(
             [str(LAB / "bin" / "kubectl"), "--kubeconfig", str(LAB / "kubeconfig"), *arguments],
             capture_output=True, text=True, input=text, timeout=300, check=False,
+            env={**os.environ, "KUBECACHEDIR": str(LAB / "kube-cache")},
         )  # fmt: skip
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(arguments)}\n{done.stdout}{done.stderr}")

@@ -157,7 +157,8 @@ class Jobs:
     def _log_says_ok(self, name: str) -> bool:
         argv = [str(self.paths.bin / "kubectl"), "--kubeconfig", str(self.paths.kubeconfig), "-n", self.first.namespace]
         argv += ["logs", f"job/{name}", "--tail=40"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+        environment = {**os.environ, "KUBECACHEDIR": str(self.paths.kube_cache)}
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, timeout=30)
         return done.returncode == 0 and "all-reduce" in done.stdout and "ok" in done.stdout
 
     def _why(self, example: Example, state: str) -> str:

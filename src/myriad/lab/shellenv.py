@@ -20,6 +20,7 @@ case ":$PATH:" in
   *) PATH={bin_dir}:$PATH; export PATH ;;
 esac
 KUBECONFIG={shlex.quote(str(paths.kubeconfig))}; export KUBECONFIG
+KUBECACHEDIR={shlex.quote(str(paths.kube_cache))}; export KUBECACHEDIR
 MYRIAD_INVENTORY={shlex.quote(str(paths.clone / "inventories" / "lab"))}; export MYRIAD_INVENTORY
 """
 

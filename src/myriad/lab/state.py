@@ -48,6 +48,7 @@ class LabPaths:
         self.ssh_key = self.ssh / "id_ed25519"
         self.known_hosts = self.dir / "known_hosts"
         self.kubeconfig = self.dir / "kubeconfig"
+        self.kube_cache = self.dir / "kube-cache"  # kubectl's, which it would keep in ~/.kube
         self.env = self.dir / "env"
         self.logs = self.dir / "logs"
         self.bin = self.dir / "bin"
