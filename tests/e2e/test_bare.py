@@ -86,3 +86,17 @@ def test_t18_a_controller_killed_at_every_boundary_is_followed_by_a_run_that_con
         again = playbook("site", "-e", "site_full=true", **lab)
         assert again.code == 0, again.output[-3000:]
         assert again.changed_tasks() == set()
+
+
+@pytest.mark.slow
+def test_reset_leaves_nothing_of_what_was_installed_and_site_runs_again(playbook: PlaybookRun) -> None:
+    """reset.yml itself fails on leftovers; the management path stays, or the second run could not begin."""
+    with bare_nodes(CLONE) as paths:
+        lab = {"MYRIAD_LAB_STATE": str(paths.state)}
+        assert playbook("site", **lab).code == 0
+        reset = playbook("reset", **lab)
+        assert reset.code == 0, reset.output[-3000:]
+        again = playbook("site", **lab)
+        assert again.code == 0, again.output[-3000:]
+        full = playbook("site", "-e", "site_full=true", **lab)
+        assert (full.code, full.changed_tasks()) == (0, set()), full.output[-3000:]
