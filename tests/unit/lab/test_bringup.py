@@ -22,7 +22,7 @@ from myriad.lab.jobs import EXAMPLES, places, read_example, reason, size
 from myriad.lab.shellenv import env_text, write_env
 from myriad.lab.site import command
 from myriad.lab.state import LabPaths, clone_root
-from myriad.lab.testing import run_tests, was_up
+from myriad.lab.testing import run_tests, split, was_up
 from myriad.lab.topology import LabNode
 from myriad.lab.up import guarded, next_steps, page_address
 from myriad.lab.verdict import GATE_TAINT, node_verdicts, table
@@ -362,3 +362,12 @@ def test_the_page_is_where_the_lab_shows_it(tmp_path: Path) -> None:
     assert page_address(tmp_path, wanted) == "http://10.77.0.10:30088"
     (folder / "lab.yml").write_text("kueue_replicas: 1\n")
     assert page_address(tmp_path, wanted) == ""
+
+
+def test_tests_that_need_only_an_engine_run_before_the_lab_is_up() -> None:
+    assert split(["-m", "not slow", "tests/integration", "tests/e2e", "-x"]) == (
+        ["-m", "not slow", "-x"],
+        ["tests/integration"],
+        ["tests/e2e"],
+    )
+    assert split(["-k", "gang", "tests/e2e"]) == (["-k", "gang"], [], ["tests/e2e"])
