@@ -6,6 +6,7 @@ Usage: python -m myriad.lab.testing [pytest's arguments]
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,10 @@ from pathlib import Path
 
 from myriad.lab.display import duration
 from myriad.lab.state import LabPaths, clone_root, load_state
+
+
+#: pytest's closing line, with its frame of equal signs or, with -q, without.
+_CLOSING = re.compile(r"^=*\s?\d+ (passed|failed|skipped|deselected|errors?)\b.* in [\d.]+s")
 
 
 def was_up(clone: Path) -> bool:
@@ -32,7 +37,7 @@ def run_tests(clone: Path, arguments: Sequence[str]) -> tuple[int, str]:
         assert process.stdout is not None  # noqa: S101 (PIPE was asked for; narrows the type)
         for line in process.stdout:
             print(line, end="", flush=True)
-            if line.startswith("=") and " in " in line:
+            if _CLOSING.search(line):
                 closing = line.strip()
     return process.returncode, closing
 
