@@ -17,7 +17,6 @@ from pathlib import Path
 from myriad.lab.display import duration
 from myriad.lab.state import LabPaths, clone_root, load_state
 
-
 #: pytest's closing line, with its frame of equal signs or, with -q, without.
 _CLOSING = re.compile(r"^=*\s?\d+ (passed|failed|skipped|deselected|errors?)\b.* in [\d.]+s")
 
