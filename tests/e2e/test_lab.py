@@ -124,10 +124,15 @@ def test_the_double_registers_again_when_the_kubelet_restarts(lab: Any) -> None:
     _until(lambda: allocatable() == "8", 90)
 
 
+def _heed_ctrl_c() -> None:
+    """As a program in a terminal: one that is started in a shell's background inherits that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_in_the_site_phase_is_a_sentence_and_the_next_run_goes_on(lab: Any) -> None:
     process = subprocess.Popen(
         [MYRIAD, "lab", "up", "--full", "--no-jobs"], cwd=CLONE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
+        text=True, start_new_session=True, preexec_fn=_heed_ctrl_c,
     )  # fmt: skip
     assert process.stdout is not None
     said = ""
@@ -220,7 +225,7 @@ def test_a_second_clone_has_a_lab_of_its_own_and_lab_down_leaves_nothing_of_it(
 def test_ctrl_c_while_nodes_are_made_is_gone_on_from(lab: Any, second_clone: Path) -> None:
     process = subprocess.Popen(
         [MYRIAD, "lab", "up", "--nodes-only", "--clone", str(second_clone)], cwd=CLONE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=_heed_ctrl_c,
     )  # fmt: skip
     assert process.stdout is not None
     for line in process.stdout:
