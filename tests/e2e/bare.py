@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from myriad.bench.bringup import fresh_state
 from myriad.lab import nodes
 from myriad.lab.display import Display
-from myriad.lab.preflight import gather, judge, lab_name
-from myriad.lab.state import LabPaths, LabState, save_state
+from myriad.lab.preflight import lab_name
+from myriad.lab.state import LabPaths, LabState
 from myriad.lab.topology import read_nodes
 from myriad.lab.up import Bringup
 from myriad.stack.settings import read_settings
@@ -28,15 +28,7 @@ def bare_nodes(clone: Path) -> Iterator[LabPaths]:
     base = LabState(name=lab_name(str(clone)))
     client, image, _bundle = Bringup(clone, display, paths=paths).ready(base, read_settings())
     nodes.remove_lab(client, name)
-    verdict = judge(gather(dict(os.environ), network=name))
-    assert verdict.subnet, "no subnet is free for bare nodes"
-    shutil.rmtree(paths.dir, ignore_errors=True)
-    paths.make()
-    gateway = ".".join(verdict.subnet.split(".")[:3]) + ".1"
-    state = LabState(
-        name=name, network=name, subnet=verdict.subnet, gateway=gateway, detected=base.detected, bundle=base.bundle
-    )
-    save_state(paths, state)
+    state = fresh_state(paths, name, base)
     try:
         wanted = read_nodes(clone / "inventories" / "lab", state.subnet)
         nodes.ensure_nodes(client, state, paths, wanted, image=image)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from myriad.runs import parse
 
 from .bare import bare_nodes
 from .conftest import CLONE, PlaybookRun, environment, playbook_command
@@ -46,11 +47,7 @@ BOUNDARIES = (
 
 def _reached(path: Path, boundary: str) -> bool:
     kind, _, name = boundary.partition(" ")
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            return False  # half a line: it is still being written
+    for row in parse(path.read_text().splitlines()) if path.exists() else []:
         if row.get("event") != "task":
             continue
         if kind == "role" and str(row.get("role") or "").rpartition(".")[2] == name:

@@ -41,7 +41,7 @@ def emit(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
-def _fresh(paths: LabPaths, name: str, base: LabState) -> LabState:
+def fresh_state(paths: LabPaths, name: str, base: LabState) -> LabState:
     """A record for nodes of another name on a free subnet, with the facts of this engine."""
     verdict = judge(gather(dict(os.environ), network=name))
     if not verdict.subnet:
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
         nodes.remove_lab(client, name)
     try:
         with tempfile.TemporaryDirectory(prefix="myriad-floor-") as scratch:
-            state = _fresh(paths, floor, base)
+            state = fresh_state(paths, floor, base)
             run = Floor(
                 client,
                 bundle,
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
             emit(arm="floor", phase="total", seconds=round(floor_s, 1))
         nodes.remove_lab(client, floor)
 
-        state = _fresh(paths, bench, base)
+        state = fresh_state(paths, bench, base)
         wanted = read_nodes(inventory, state.subnet)
         started = time.monotonic()
         nodes.ensure_nodes(client, state, paths, wanted, image=image)
