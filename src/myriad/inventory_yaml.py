@@ -67,6 +67,8 @@ def parse(path: Path, shown: str, problems: list[Problem]) -> yaml.Node | None:
         what = error.problem or "cannot be parsed"
         begin = f" that begins on line {error.context_mark.line + 1}" if error.context_mark else ""
         around = f" ({error.context}{begin})" if error.context else ""
+        if line is not None and _begins_with_tab(path, line):
+            what, around = "the line begins with a tab; indent with spaces", ""
         problems.append(
             Problem(
                 "yaml-syntax", f"is not valid YAML: {what}{around}", key=_line_key(line), origin=Origin(shown, line)
@@ -199,6 +201,13 @@ def _scan_hosts(
                     )
                 )
         found.problems += _doubled_keys(variables, shown, (str(pattern.value),))
+
+
+def _begins_with_tab(path: Path, line: int) -> bool:
+    """Whether the indentation of a line (counted from 1) holds a tab: the parser only says that a token cannot start."""
+    lines = path.read_bytes().splitlines()
+    text = lines[line - 1] if line <= len(lines) else b""
+    return b"\t" in text[: len(text) - len(text.lstrip())]
 
 
 def _pairs(node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node]]:

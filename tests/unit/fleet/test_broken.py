@@ -378,6 +378,10 @@ EXPECTED: dict[str, list[str]] = {
             "flow mapping that begins on line 9)"
         ),
     ],
+    "yaml-tab": [
+        ("group_vars/all/cluster.yml:3: line 3: is not valid YAML: the line begins with a tab; indent with spaces"),
+        "group_vars/all/teams.yml:2: myriad_teams.vision.quota.h100: is -16; a quota is 0 or more GPUs",
+    ],
 }
 
 
