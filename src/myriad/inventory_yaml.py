@@ -204,7 +204,7 @@ def _scan_hosts(
 
 
 def _begins_with_tab(path: Path, line: int) -> bool:
-    """Whether the indentation of a line (counted from 1) holds a tab: the parser only says that a token cannot start."""
+    """Whether a line (counted from 1) is indented with a tab: the parser only says that a token cannot start."""
     lines = path.read_bytes().splitlines()
     text = lines[line - 1] if line <= len(lines) else b""
     return b"\t" in text[: len(text) - len(text.lstrip())]
