@@ -277,7 +277,7 @@ class Nic(Group):
         name: interface.
         device: RDMA device, such as `mlx5_0`; empty where it has none.
         kind: `infiniband`, `roce` or `ethernet`.
-        rate_gb_s: gigabits a second of the link as it is now; None while it is down.
+        rate_gbit_s: gigabits a second of the link as it is now; None while it is down.
         state: `up` or `down`.
         mtu: bytes.
         numa_node: None where not known.
@@ -288,7 +288,7 @@ class Nic(Group):
     name: str
     device: str = ""
     kind: Literal["infiniband", "roce", "ethernet"] = "ethernet"
-    rate_gb_s: float | None = None
+    rate_gbit_s: float | None = None
     state: Literal["up", "down"] = "down"
     mtu: int | None = None
     numa_node: int | None = None
@@ -355,7 +355,7 @@ class ExpectedMig(Document):
 
 
 class ExpectedFabric(Document):
-    """Interfaces and NVLink domain as described. `interfaces`: name to {kind, rate_gb_s, mtu} wanted."""
+    """Interfaces and NVLink domain as described. `interfaces`: name to {kind, rate_gbit_s, mtu} wanted."""
 
     interfaces: dict[str, dict[str, str | int | float]] = Field(default_factory=dict)
     cluster_uuid: str = ""
