@@ -1,8 +1,8 @@
 """Reads what `nvidia-smi -q -x`, `-L`, `topo -m` and `--version` print. Pure: text in, facts out.
 
 The XML changes with the driver: throttle reasons are `clocks_throttle_reasons` up to driver 530 and
-`clocks_event_reasons` after, temperature limits became distances (`tlimit`) with Hopper, memory errors are `device_memory`
-before Ampere and `sram`/`dram` since. A field that a card does not have says N/A, [N/A], [Not Supported] or "Requested
+`clocks_event_reasons` after, temperature limits became distances (`tlimit`) with Hopper, memory errors are
+`device_memory` before Ampere and `sram`/`dram` since. A field that a card does not have says N/A, [N/A], [Not Supported] or "Requested
 functionality has been deprecated". All of that is "not known" here, and every generation's names are read.
 """
 
@@ -353,7 +353,7 @@ def links(text: str) -> dict[int, dict[int, int]]:
         cells = line.split()
         if not cells:
             continue
-        if not columns and cells[0] == "GPU0" and (len(cells) == 1 or not cells[1] == "X"):
+        if not columns and cells[0] == "GPU0" and (len(cells) == 1 or cells[1] != "X"):
             columns = cells
         elif columns and re.fullmatch(r"GPU\d+", cells[0]):
             own = int(cells[0][3:])
