@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from myriad.fleet import model, names
 from myriad.fleet.catalog import CATALOG
 from myriad.fleet.check_shares import check_shares
+from myriad.fleet.check_wiring import check_wiring
 from myriad.fleet.problems import Origin, Problem, errors, fold, warnings
 from myriad.fleet.schema import Parts, read_parts
 from myriad.fleet.source import RawGroup, RawHost, RawInventory
@@ -68,7 +69,11 @@ def check(raw: RawInventory) -> Checked:
         priorities=parts.priorities,
         preemption=parts.preemption,
         images=parts.images,
+        topology=parts.topology,
+        fabrics=parts.fabrics,
+        burn_in=parts.burn_in,
     )
+    problems += check_wiring(fleet, raw)
     shares = check_shares(fleet, raw)
     if errors([*problems, *shares]):
         # What was refused counts as absent here: that something is left over says nothing yet.
@@ -131,7 +136,7 @@ def _variable_meant(name: str, known: Iterable[str]) -> str:
     """As `did_you_mean`, but the common prefix makes no two names alike."""
     prefix = "myriad_"
     best = names.closest(name.removeprefix(prefix), [other.removeprefix(prefix) for other in known])
-    return f'; did you mean "{prefix}{best}"?' if best else f"; known: {names.listing(known)}"
+    return f'; did you mean "{prefix}{best}"?' if best else f"; known: {names.listing(known, limit=20)}"
 
 
 def _check_groups(raw: RawInventory, parts: Parts) -> Iterable[Problem]:

@@ -289,6 +289,128 @@ class Images(_Part):
     warm: Annotated[tuple[WarmImage, ...], BeforeValidator(_warm_items)] = ()
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(f"is {names.show(value)}; write true or false")
+    return value
+
+
+def _switch_places(value: Any) -> Any:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _refuse(f"is {names.show(value)}; write switch: place, for example {{tor-r1: hall1/b1/r1}}")
+    return value
+
+
+def _switch_place(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip("/ "):
+        raise _refuse(f"is {names.show(value)}; write the place of the switch, for example hall1/b1/r1")
+    return value
+
+
+def _rails(value: Any) -> Any:
+    if value is not None and not isinstance(value, list | tuple):
+        raise _refuse(f"is {names.show(value)}; write a list, for example [{{interface: ens1f0np0}}]")
+    return tuple(value or ())
+
+
+def _interface_fault(value: Any) -> str | None:
+    # A kernel's own rule: at most 15 characters, no blank and no slash (dev_valid_name in net/core/dev.c).
+    if not isinstance(value, str) or not value or len(value) > 15 or any(mark in value for mark in " /\t:"):
+        return f"is {names.show(value)}; write the name of a network interface, for example ens1f0np0"
+    return None
+
+
+class Topology(_Part):
+    """What is known of the cables, to check `myriad_location` against what the nodes see.
+
+    Attributes:
+        switches: switch (its LLDP system name or chassis id, or its InfiniBand name or GUID) to the place that it
+            serves: a rack, or any level above. Without any, `myriad topology` infers them from most of their nodes.
+        accept: nodes that may take work although their cables say otherwise.
+        required: a node of a place with described switches that sees no neighbour stays out too.
+    """
+
+    switches: Annotated[dict[str, Annotated[str, BeforeValidator(_switch_place)]], BeforeValidator(_switch_places)] = (
+        Field(default_factory=dict)
+    )
+    accept: Annotated[tuple[str, ...], BeforeValidator(_items("nodes", "[gpu1]"))] = ()
+    required: Annotated[bool, BeforeValidator(_flag)] = False
+
+
+class Rail(_Part):
+    """One interface of the fabric on every node of a pool.
+
+    Attributes:
+        interface: its name on the node.
+        address: address with prefix length, made for each node from {rail} (0, 1, ...), {number} (the last number in
+            the node's name) and {o1} to {o4} (the parts of its ansible_host); None leaves the interface without one.
+    """
+
+    interface: Annotated[str, BeforeValidator(_faultless(_interface_fault))]
+    address: (
+        Annotated[str, BeforeValidator(_text('write a pattern, for example "10.200.{rail}.{number}/24"'))] | None
+    ) = None
+
+
+class Fabric(_Part):
+    """Interfaces of one pool that carry traffic between GPUs.
+
+    Attributes:
+        kind: roce or infiniband.
+        rails: the interfaces, in the order of the GPUs that stand next to them.
+        mtu: bytes of a packet on the interface (InfiniBand: of IPoIB in datagram mode, at most 4092).
+        rate_gb_s: gigabits a second that each link must have; None asks nobody.
+        pfc: priority flow control for `priority`; RoCE only.
+        ecn: explicit congestion notification for `priority`; RoCE only.
+        priority: priority of the traffic that must not be lost.
+        trust: what a packet's priority is read from: dscp or pcp.
+    """
+
+    kind: Annotated[Literal["roce", "infiniband"], BeforeValidator(_one_of("roce", "infiniband"))] = "roce"
+    rails: Annotated[tuple[Rail, ...], BeforeValidator(_rails)] = ()
+    mtu: Annotated[
+        int, BeforeValidator(_whole("an MTU is a number of bytes from 1280 to 9978", low=1280, high=9978))
+    ] = 4092
+    rate_gb_s: (
+        Annotated[int, BeforeValidator(_whole("a rate is a whole number of gigabits a second", low=1, high=10**5))]
+        | None
+    ) = None
+    pfc: Annotated[bool, BeforeValidator(_flag)] = False
+    ecn: Annotated[bool, BeforeValidator(_flag)] = False
+    priority: Annotated[
+        int, BeforeValidator(_whole("the priority of lossless traffic is a number from 0 to 7", low=0, high=7))
+    ] = 3
+    trust: Annotated[Literal["dscp", "pcp"], BeforeValidator(_one_of("dscp", "pcp"))] = "dscp"
+
+
+class BurnIn(_Part):
+    """What the nodes of a pool must reach in the multi-node bandwidth test before a rack is opened.
+
+    Attributes:
+        gb_s: gigabytes a second that each node must reach (NCCL's bus bandwidth where GPUs are; TCP otherwise).
+        of_median: a node below this part of the median of its group is slow, whatever the threshold says.
+        mib: size of what is reduced in each step.
+        seconds: how long each group is measured.
+    """
+
+    gb_s: (
+        Annotated[Fraction, BeforeValidator(_positive("a threshold is a number of gigabytes a second above 0"))] | None
+    ) = None
+    of_median: Annotated[
+        Fraction, BeforeValidator(_positive("a part of the median is a number above 0, such as 0.8"))
+    ] = Fraction(4, 5)
+    mib: Annotated[
+        int, BeforeValidator(_whole("a size is a whole number of MiB from 1 to 65536", low=1, high=65536))
+    ] = 64
+    seconds: Annotated[
+        int, BeforeValidator(_whole("a measurement takes a whole number of seconds from 1 to 3600", low=1, high=3600))
+    ] = 10
+
+
 class Host(_Part):
     """One machine.
 
@@ -321,6 +443,9 @@ class Fleet(_Part):
     priorities: dict[str, int] = Field(default_factory=dict)
     preemption: Preemption = Field(default_factory=Preemption)
     images: Images = Field(default_factory=Images)
+    topology: Topology = Field(default_factory=Topology)
+    fabrics: dict[str, Fabric] = Field(default_factory=dict)
+    burn_in: dict[str, BurnIn] = Field(default_factory=dict)
 
     @cached_property
     def hosts_by_pool(self) -> Mapping[str, tuple[Host, ...]]:
@@ -391,6 +516,9 @@ DESCRIPTION_VARIABLES = (
     "myriad_priorities",
     "myriad_preemption",
     "myriad_images",
+    "myriad_topology",
+    "myriad_fabric",
+    "myriad_burn_in",
 )
 """The variables of group `all` that describe a site."""
 

@@ -24,6 +24,7 @@ _PLACEHOLDERS: dict[tuple[type[BaseModel], str], Any] = {
     (model.Pool, "model"): "H100-SXM5-80GB",
     (model.GpuHours, "budget"): 1,
     (model.WarmImage, "image"): "unknown",
+    (model.Rail, "interface"): "unknown",
 }
 
 
@@ -38,6 +39,9 @@ class Parts:
     priorities: dict[str, int] = field(default_factory=dict)
     preemption: model.Preemption = field(default_factory=model.Preemption)
     images: model.Images = field(default_factory=model.Images)
+    topology: model.Topology = field(default_factory=model.Topology)
+    fabrics: dict[str, model.Fabric] = field(default_factory=dict)
+    burn_in: dict[str, model.BurnIn] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -56,6 +60,9 @@ def read_parts(raw: RawInventory) -> Parts:
     parts.cluster = reader.one("myriad_cluster", model.Cluster)
     parts.preemption = reader.one("myriad_preemption", model.Preemption)
     parts.images = reader.one("myriad_images", model.Images)
+    parts.topology = reader.one("myriad_topology", model.Topology)
+    parts.fabrics = reader.named("myriad_fabric", model.Fabric)
+    parts.burn_in = reader.named("myriad_burn_in", model.BurnIn)
     parts.pools = reader.named("myriad_pools", model.Pool)
     parts.teams = reader.named("myriad_teams", model.Team)
     parts.cohorts = reader.named("myriad_cohorts", model.Cohort)
@@ -71,6 +78,9 @@ _EXAMPLES = {
     "myriad_priorities": "{urgent: 1000, normal: 500}",
     "myriad_preemption": "{grace_s: 300}",
     "myriad_images": "{warm: [{image: gang-check}]}",
+    "myriad_topology": "{switches: {tor-r1: hall1/b1/r1}}",
+    "myriad_fabric": "{h100: {kind: roce, rails: [{interface: ens1f0np0}]}}",
+    "myriad_burn_in": "{h100: {gb_s: 300}}",
 }
 
 
@@ -176,12 +186,13 @@ _MISSING = {
     "model": "name the GPU model, for example H100-SXM5-80GB",
     "budget": "give the GPU-hours of the period, for example 5000",
     "image": "name the image, for example gang-check",
+    "interface": "name the network interface, for example ens1f0np0",
 }
 
 
 def _fields_at(kind: type[BaseModel] | None, where: KeyPath) -> list[str]:
     """Keys that are allowed in the part at `where`."""
-    inner: dict[str, type[BaseModel]] = {"gpu_hours": model.GpuHours, "warm": model.WarmImage}
+    inner: dict[str, type[BaseModel]] = {"gpu_hours": model.GpuHours, "warm": model.WarmImage, "rails": model.Rail}
     for step in where:
         if isinstance(step, str) and step in inner:
             kind = inner[step]
@@ -209,6 +220,8 @@ def _take_out(value: Any, where: KeyPath, kind: type[BaseModel] | None) -> None:
         owner = model.GpuHours
     elif "warm" in where[:-1]:
         owner = model.WarmImage
+    elif "rails" in where[:-1]:
+        owner = model.Rail
     placeholder = _PLACEHOLDERS.get((owner, str(last))) if owner is not None else None
     if isinstance(holder, list):
         holder[int(last)] = _REFUSED

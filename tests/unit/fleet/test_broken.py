@@ -352,7 +352,7 @@ EXPECTED: dict[str, list[str]] = {
         (
             "group_vars/all/cluster.yml:9: myriad_qoutas: is not a variable of the description; known: "
             "myriad_cluster, myriad_pools, myriad_teams, myriad_cohorts, myriad_priorities, "
-            "myriad_preemption, myriad_images"
+            "myriad_preemption, myriad_images, myriad_topology, myriad_fabric, myriad_burn_in"
         ),
     ],
     "weight": [
