@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -38,6 +38,7 @@ KERNEL_LOG = "kernel-log"
 DEVICE_NODES = "device-nodes"
 NETWORK = "network"
 NEIGHBOURS = "neighbours"
+CATALOG = "catalog"
 
 Vendor = Literal["nvidia", "ascend"]
 LinkKind = Literal["nvswitch", "nvlink", "hccs", "pcie"]
@@ -70,7 +71,12 @@ class Observation(Document):
 
 
 class Group(Document):
-    """Facts that come from one look; `observed` is the key of its observation, None where it is the parent's."""
+    """Facts that come from one look; `observed` is the key of its observation, None where it is the parent's.
+
+    `elsewhere` names the fields that another look gave, with its key.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     observed: str | None = None
 
@@ -177,6 +183,14 @@ class Gpu(Group):
         fault: why it cannot be used at all (lost from the bus, ...); empty where it can.
     """
 
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "model": CATALOG,
+        "memory_bandwidth_gb_s": CATALOG,
+        "numa_node": PCI,
+        "cpu_affinity": PCI,
+        "xids": KERNEL_LOG,
+    }
+
     index: int
     uuid: str = ""
     vendor: Vendor
@@ -212,6 +226,8 @@ class Driver(Group):
         cuda: highest CUDA version that the driver serves.
         open: whether the open kernel module runs.
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {"cuda": GPUS, "fabric_manager": FABRIC_MANAGER}
 
     vendor: Vendor
     loaded: str | None = None
@@ -444,7 +460,8 @@ def _walk(value: Any, path: str, key: str) -> Iterator[tuple[str, str, Any]]:
     if isinstance(value, Document):
         for name, field in type(value).model_fields.items():
             if name != "observed":
-                yield from _walk(getattr(value, name), f"{path}.{field.alias or name}", key)
+                look = value.elsewhere.get(name, key) if isinstance(value, Group) else key
+                yield from _walk(getattr(value, name), f"{path}.{field.alias or name}", look)
     elif isinstance(value, tuple) and any(isinstance(item, Document) for item in value):
         for place, item in enumerate(value):
             yield from _walk(item, f"{path}[{place}]", key)

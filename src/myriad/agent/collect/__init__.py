@@ -1,1 +1,1 @@
-"""Collectors, one for each kind of source, all behind `base.Collector`; `assemble` makes one portrait of what they find."""
+"""Collectors, one for each kind of source, all behind `base.Collector`; `assemble` makes one portrait of them."""

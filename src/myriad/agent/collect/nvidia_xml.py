@@ -2,8 +2,9 @@
 
 The XML changes with the driver: throttle reasons are `clocks_throttle_reasons` up to driver 530 and
 `clocks_event_reasons` after, temperature limits became distances (`tlimit`) with Hopper, memory errors are
-`device_memory` before Ampere and `sram`/`dram` since. A field that a card does not have says N/A, [N/A], [Not Supported] or "Requested
-functionality has been deprecated". All of that is "not known" here, and every generation's names are read.
+`device_memory` before Ampere and `sram`/`dram` since. A field that a card does not have says N/A, [N/A],
+[Not Supported] or "Requested functionality has been deprecated". All of that is "not known" here, and every
+generation's names are read.
 """
 
 from __future__ import annotations
