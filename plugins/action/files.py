@@ -22,6 +22,7 @@ OPTIONS = {
     "extra": {"type": "list", "elements": "dict", "default": []},
     "directories": {"type": "dict", "default": {}},
     "absent": {"type": "list", "elements": "str", "default": []},
+    "together": {"type": "list", "elements": "dict", "default": []},
     "role": {"type": "str"},
     "state_dir": {"type": "str"},
     "root": {"type": "str"},
@@ -45,6 +46,7 @@ class ActionModule(ActionBase):
             "run_id": run_context.run_id(),
             "directories": self._checked_directories(args["directories"]),
             "absent": args["absent"],
+            "together": args["together"],
             "rendered": self._rendered(templates, args, role, task_vars),
         }
         module_args.update({key: args[key] for key in ("state_dir", "root") if args.get(key)})

@@ -172,8 +172,15 @@ class Comparison:
     def started_with(self, role, entry, values, contents):
         """A unit runs with another content of its files than they have now."""
         expected = self.records[role].get("started", {}).get(entry["name"])
+        if not expected:
+            return
         paths = units.fragment_paths(entry["name"], values, {}) | set(entry.get("restart_on") or ())
-        if expected and contents.of(paths) != expected:
+        try:
+            output = units.merged_output(entry)
+        except units.UnitError as error:
+            self.differs(role, "unit", entry["name"], "files that its program takes together", str(error))
+            return
+        if contents.of(paths, output) != expected:
             self.differs(
                 role, "unit", entry["name"], "started with its files as they are", "a file changed after it was started"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ansible_collections.myriad.gpu.plugins.module_utils import kernel, units
+from ansible_collections.myriad.gpu.plugins.module_utils import busy, goodfiles, kernel, merged, units
 from ansible_collections.myriad.gpu.plugins.module_utils.record import Record, below, load_all
 
 
@@ -17,7 +17,7 @@ class Present:
         self.check = check
         self.root = params["root"]
         self.live = self.root in ("", "/")
-        directory = below(self.root, params["state_dir"])
+        self.directory = directory = below(self.root, params["state_dir"])
         self.record = Record(directory, params["role"], params["run_id"])
         self.contents = units.Contents(load_all(directory), params["predicted"] if check else {})
         self.done = {
@@ -186,8 +186,7 @@ class Present:
         found = units.show([unit["name"] for unit in wanted]) if self.live else {}
         stale = [unit["name"] for unit in wanted if self.live and self.needs_reload(unit["name"], found[unit["name"]])]
         if stale and not self.check:
-            units.systemctl("daemon-reload")
-            self.reloaded = True
+            self.reload(stale)
             found = units.show([unit["name"] for unit in wanted])
         for unit in wanted:
             self.remember(unit, found.get(unit["name"]))
@@ -207,8 +206,25 @@ class Present:
             for folder in ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
         )
 
+    def reload(self, names):
+        """systemd reads its unit files again, unless a running container would lose its devices by that."""
+        exposed = [holder for holder in busy.holders(self.root) if holder.exposed]
+        if exposed:
+            raise units.UnitError(
+                "systemd must read {} again, but `systemctl daemon-reload` takes the devices from containers that have them "
+                "neither by CDI nor as device nodes with a link in /dev/char; such containers run here: {}. "
+                "Drain this node (kubectl drain NODE --ignore-daemonsets --delete-emptydir-data) and run again with --limit NODE; "
+                "a device plugin with the device list strategy cdi-cri does away with it.".format(
+                    ", ".join(names), ", ".join(str(holder) for holder in exposed)
+                )
+            )
+        units.systemctl("daemon-reload")
+        self.reloaded = True
+
     def remember(self, unit, values):
         entry = {key: unit[key] for key in ("name", "enabled", "state", "masked", "restart_on")}
+        if unit["merged"]:
+            entry["merged"] = unit["merged"]
         known = self.record.find("units", unit["name"])
         if known and "before" in known:
             entry["before"] = known["before"]
@@ -260,8 +276,7 @@ class Present:
                 # Not reloading: running GPU containers can lose their devices at a daemon-reload.
                 units.systemctl(verb, "--no-reload", "--", *[name for name, _state in todo[verb]], root=self.root)
                 if verb in ("unmask", "mask") and self.live:
-                    units.systemctl("daemon-reload")
-                    self.reloaded = True
+                    self.reload([name for name, _state in todo[verb]])
                     found.update(units.show([name for name, _state in todo[verb]]))
 
     def image_state(self, name):
@@ -283,21 +298,125 @@ class Present:
         paths = units.fragment_paths(name, values, self.params["predicted"] if self.check else {}) | set(
             unit["restart_on"]
         )
-        digest = self.contents.of(paths)
-        verb = self.verb(name, values, paths, digest)
+        output = self.merged_output(unit)
+        digest = self.contents.of(paths, output)
+        verb = self.verb(unit, values, paths, digest)
+        if verb == "restart" and not self.may_restart(unit, output):
+            return
         if verb is not None:
             past = {"start": "started", "restart": "restarted"}[verb]
             self.change("unit " + name, values["ActiveState"] if verb == "start" else "running with older files", past)
             self.done[past].append(name)
             if not self.check:
-                units.systemctl("reset-failed", "--", name, check=False)
-                units.act(verb, name, unit["timeout_s"])
+                self.bring_up(verb, unit, output)
+        elif unit["wait_for"] and not self.check:
+            units.wait_for(name, unit["wait_for"])
         self.record.started[name] = digest
         self.save()
-        if unit["wait_for"] and not self.check:
-            units.wait_for(name, unit["wait_for"])
+        if not self.check:
+            if verb is not None:
+                self.tell_other_roles(name, values)
+            if output is not None:
+                self.good(unit).keep(output)
 
-    def verb(self, name, values, paths, digest):
+    def merged_output(self, unit):
+        """What the unit's program makes of its files; in check mode a stand-in where they are only predicted."""
+        if not unit["merged"]:
+            return None
+        directory = unit["merged"]["directory"]
+        if self.check and self.contents.predicts_change([directory]):
+            return "predicted " + self.contents.digest(directory)
+        return units.merged_output(unit)
+
+    def good(self, unit):
+        return goodfiles.GoodFiles(self.directory, unit["name"], unit["merged"]["directory"])
+
+    def may_restart(self, unit, output):
+        """Whether a running unit may be restarted now.
+
+        Raises:
+            UnitError: pods hold devices of this node.
+        """
+        name = unit["name"]
+        if unit["restart"] == "always":
+            return True
+        why = self.changed_keys(unit, output)
+        if unit["restart"] == "never":
+            self.notes.append(f"{name}: a restart is pending{why}; it was asked never to be restarted")
+            return False
+        held = busy.holders(self.root)
+        if held:
+            role = self.params["role"]
+            raise units.UnitError(
+                "{} has to be restarted{}, but pods with devices of this node run here: {}. It was left alone. "
+                "Drain the node (kubectl drain NODE --ignore-daemonsets --delete-emptydir-data) and run again with --limit NODE, "
+                "or set {}_restart: now for a restart under running pods, or never to leave it pending.".format(
+                    name, why, ", ".join(str(holder) for holder in held), role
+                )
+            )
+        return True
+
+    def changed_keys(self, unit, output, limit=6):
+        """In words, which keys differ from those with which the unit last came up."""
+        if output is None:
+            return ""
+        before = self.good(unit).output()
+        found = merged.differences(before, output) if before else []
+        words = [merged.told(item) for item in found[:limit]]
+        more = f", and {len(found) - limit} more" if len(found) > limit else ""
+        return f" (its configuration {', '.join(words)}{more})" if words else ""
+
+    def bring_up(self, verb, unit, output):
+        """Start or restart a unit; one that does not come up gets back the files with which it last did.
+
+        Raises:
+            UnitError: it did not come up, with the files and keys that differ.
+        """
+        name = unit["name"]
+        try:
+            self.start(verb, unit)
+            return
+        except units.UnitError as error:
+            good = self.good(unit) if output is not None else None
+            differing = good.differing() if good is not None and good.read() is not None else []
+            if not differing:
+                raise
+            what = ", ".join(differing) + self.changed_keys(unit, output)
+            good.put_back(
+                {entry["path"] for record in load_all(self.directory).values() for entry in record.get("files", ())}
+            )
+            try:
+                self.start("restart", unit)
+            except units.UnitError as second:
+                raise units.UnitError(
+                    f"{error}\nDiffering from what it last came up with: {what}.\n"
+                    f"Those files are back, but it does not come up with them either:\n{second}"
+                ) from second
+            raise units.UnitError(
+                f"{error}\nDiffering from what it last came up with: {what}.\n"
+                f"Those files are back and {name} runs with them. A new file that no role wrote now ends with "
+                f"{goodfiles.ASIDE}. Repair what differs, then run again."
+            ) from error
+
+    def start(self, verb, unit):
+        units.systemctl("reset-failed", "--", unit["name"], check=False)
+        units.act(verb, unit["name"], unit["timeout_s"])
+        if unit["wait_for"]:
+            units.wait_for(unit["name"], unit["wait_for"])
+
+    def tell_other_roles(self, name, values):
+        """Other roles that restart the same unit need not do it again for what it just started with."""
+        for role, record in load_all(self.directory).items():
+            if role == self.params["role"] or name not in record.get("started", {}):
+                continue
+            entry = next((entry for entry in record.get("units", ()) if entry["name"] == name), {})
+            paths = units.fragment_paths(name, values, {}) | set(entry.get("restart_on") or ())
+            other = Record(self.directory, role)
+            other.started[name] = self.contents.of(paths, units.merged_output(entry))
+            other.save()
+
+    def verb(self, unit, values, paths, digest):
+        name = unit["name"]
         if values["ActiveState"] == "activating" and values["SubState"] != "auto-restart" and not self.check:
             deadline = time.monotonic() + 60
             while values["ActiveState"] == "activating" and time.monotonic() < deadline:
@@ -307,6 +426,7 @@ class Present:
             return "start" if values["ActiveState"] != "activating" else "restart"
         known = self.record.started.get(name)
         if known is None:
+            paths = paths | ({unit["merged"]["directory"]} if unit["merged"] else set())
             fresh = units.started_after(values, paths) and not self.contents.predicts_change(paths)
             return None if fresh else "restart"
         return None if known == digest else "restart"

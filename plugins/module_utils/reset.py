@@ -89,6 +89,7 @@ class Reset:
         self.records = {role: record for role, record in records.items() if role not in params["keep"]}
         self.keep_paths = [word for word in params["keep"] if word.startswith("/")]
         self.removed, self.leftovers, self.kept, self.diff = [], [], [], []
+        self.reread = []
 
     def result(self):
         return {
@@ -147,6 +148,8 @@ class Reset:
             if unit_names and self.live:
                 units.systemctl("daemon-reload")
                 units.systemctl("reset-failed", check=False)
+            for name in self.reread:
+                units.systemctl("restart", "--", name, check=False)
             self.check_gone(unit_names, data, programs, files)
             if not self.leftovers:
                 self.forget()
@@ -178,7 +181,10 @@ class Reset:
                 or os.path.realpath(fragment or "/nowhere") in files
                 or before.get("load") == "not-found"
             )
-            (own if ours else restored).append((name, entry, values, before))
+            chosen = own if ours else restored
+            # Several roles may restart one unit; it is stopped once.
+            if name not in {known[0] for known in chosen}:
+                chosen.append((name, entry, values, before))
         # The last ones started are stopped first.
         stop = [
             name
@@ -196,6 +202,12 @@ class Reset:
             units.systemctl("disable", "--no-reload", "--", *disable, check=False)
         for name, entry, values, before in restored:
             self.restore(name, entry, values, before)
+        # They run on, with the files that stood there before the roles.
+        self.reread = [
+            name
+            for name, entry, _values, before in restored
+            if entry.get("merged") and before.get("active") == "active"
+        ]
         return [name for name, _entry, _values, _before in own]
 
     def restore(self, name, entry, values, before):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import shlex
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 
-from ansible_collections.myriad.gpu.plugins.module_utils import fsops
+from ansible_collections.myriad.gpu.plugins.module_utils import fsops, merged
 
 PROPERTIES = (
     "Id",
@@ -163,8 +164,16 @@ class Contents:
         )
         return found
 
-    def of(self, paths):
+    def of(self, paths, output=None):
+        """One digest of what a unit is started with.
+
+        Args:
+            paths: files and directories.
+            output: what a program makes of further files, where that counts and not the files themselves.
+        """
         lines = [f"{path} {self.digest(path)}" for path in sorted(set(paths))]
+        if output is not None:
+            lines.append("output " + hashlib.sha256(output.encode()).hexdigest())
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def predicts_change(self, paths):
@@ -172,6 +181,23 @@ class Contents:
         here = Contents({}, {})
         here.known = self.known
         return any(here.digest(path) != self.digest(path) for path in paths)
+
+
+def merged_output(unit):
+    """What the unit's program makes of the files of its directory; None for a unit without such a program.
+
+    Raises:
+        UnitError: it refuses them; the text names the file.
+    """
+    wanted = unit.get("merged")
+    if not wanted or merged.program_missing(wanted["command"]):
+        return None
+    directory = merged.Directory(wanted["directory"], wanted["command"])
+    try:
+        return directory.output()
+    except merged.Refused as refused:
+        said = merged.refusal(directory, refused)
+        raise UnitError("{} was left alone. {}".format(unit["name"], said)) from refused
 
 
 def started_after(values, paths):
@@ -277,6 +303,21 @@ def wait_for(name, wait):
 
 def not_answering(wait):
     """None when it answers, else what is missing."""
+    if wait.get("command"):
+        try:
+            done = subprocess.run(
+                shlex.split(wait["command"]),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return "`{}`: {}".format(wait["command"], error)
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return "`{}`: {}".format(wait["command"], said[-1] if said else f"exit code {done.returncode}")
     if wait.get("path") and not os.path.exists(wait["path"]):
         return "{} does not exist".format(wait["path"])
     if wait.get("socket"):

@@ -41,6 +41,35 @@ options:
     type: list
     elements: path
     default: []
+  together:
+    description:
+      - Directories whose files one program reads together, whoever wrote them. Before anything lands, and also when nothing has to land,
+        the program is asked with the directory as it will stand shown in its place (a mount namespace of its own).
+      - When it refuses, nothing is changed, and the file at fault is found by leaving out one after the other.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      directory:
+        description: The directory.
+        type: path
+        required: true
+      command:
+        description: What reads it, with the paths as they really are. Its output is what it makes of the files, one C(key = value) a line below C([table]).
+        type: str
+        required: true
+      own_keys:
+        description: Keys that the files of this task may change (patterns; one that begins with C(!) takes back). All of them when not given.
+        type: list
+        elements: str
+      other_keys:
+        description: Keys that files which this task does not write may change. All of them when not given.
+        type: list
+        elements: str
+      hint:
+        description: What a person can do when a file changes a key that is not its own.
+        type: str
+        default: ""
   rendered:
     description: The rendered files. Filled by the action plugin.
     type: list
@@ -96,7 +125,7 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.myriad.gpu.plugins.module_utils import fsops
+from ansible_collections.myriad.gpu.plugins.module_utils import fsops, merged
 from ansible_collections.myriad.gpu.plugins.module_utils.record import (
     ORIGINALS,
     STATE_OPTIONS,
@@ -115,6 +144,18 @@ ARGUMENTS = dict(
     extra={"type": "list", "elements": "dict", "default": []},
     directories={"type": "dict", "default": {}},
     absent={"type": "list", "elements": "path", "default": []},
+    together={
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "directory": {"type": "path", "required": True},
+            "command": {"type": "str", "required": True},
+            "own_keys": {"type": "list", "elements": "str"},
+            "other_keys": {"type": "list", "elements": "str"},
+            "hint": {"type": "str", "default": ""},
+        },
+    },
     rendered={
         "type": "list",
         "elements": "dict",
@@ -163,6 +204,7 @@ class Tree:
     def run(self):
         wanted = [self.prepare(item) for item in self.params["rendered"]]
         self.validate([item for item in wanted if item["rewrite"]])
+        self.together(wanted)
         self.directories()
         for item in wanted:
             self.land(item)
@@ -252,6 +294,59 @@ class Tree:
             return "\n".join(said.splitlines()[-20:]) or f"exit code {done.returncode} without a word"
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def together(self, wanted):
+        """Ask the programs that read whole directories; all of them before anything lands."""
+        failures = []
+        for asked in self.params["together"] if self.root in ("", "/") else []:
+            program = merged.program_missing(asked["command"])
+            unmade = self.check and not os.path.isdir(asked["directory"])
+            if program and not self.check:
+                raise Failure(
+                    "the files of {} cannot be validated: {} is not on this node. Install it before this task; nothing was changed.".format(
+                        asked["directory"], program
+                    )
+                )
+            if program or unmade:
+                reason = f"{program} is not installed yet" if program else "it does not exist yet"
+                self.notes.append("{}: not validated, {}".format(asked["directory"], reason))
+                continue
+            failures.extend(self.ask_together(asked, wanted))
+        if failures:
+            raise Failure("\n".join([*failures, "No file of this task was changed."]))
+
+    def ask_together(self, asked, wanted):
+        """Sentences about what is wrong with one directory as it will stand."""
+        own = {item["path"]: item["data"] for item in wanted}
+        whole = merged.Directory(asked["directory"], asked["command"], own, self.leaving(set(own)))
+        try:
+            after = whole.output()
+        except merged.Refused as refused:
+            return [merged.refusal(whole, refused, written=set(own))]
+        failures = []
+        if asked["own_keys"] is not None:
+            mine = [path for path in whole.files() if path in own]
+            failures.extend(self.foreign(whole.without(mine), whole, mine, asked["own_keys"], asked["hint"]))
+        if asked["other_keys"] is not None:
+            theirs = [path for path in whole.files() if path not in own]
+            alone = whole.without(theirs)
+            if theirs and alone.output() != after:
+                failures.extend(self.foreign(alone, whole, theirs, asked["other_keys"], asked["hint"]))
+        return failures
+
+    def foreign(self, base, whole, paths, keys, hint):
+        """Which of these files change keys that are not theirs, each with the key and both values."""
+        before = base.output()
+        if not merged.foreign(before, whole.output(), keys):
+            return []
+        lines = []
+        for path in paths:
+            single = whole.without([other for other in paths if other != path])
+            lines += [
+                f"{path} {merged.told(item)}, which is not its to change."
+                for item in merged.foreign(before, single.output(), keys)
+            ]
+        return ["\n".join([*lines, hint] if hint else lines)]
 
     def directories(self):
         for path in sorted(self.params["directories"]):
@@ -358,14 +453,18 @@ class Tree:
             keep["original"] = original
         self.record.put("files", dict(keep, tree=self.params["tree"]))
 
-    def remove(self, wanted):
-        """Files to be absent, and files that left the tree."""
-        left = [
+    def leaving(self, wanted):
+        """Paths that will not stand after this task: asked to be absent, or no longer in the tree."""
+        left = {
             entry["path"]
             for entry in self.record.entries("files")
             if entry.get("tree") == self.params["tree"] and entry["path"] not in wanted
-        ]
-        for path in sorted(set(self.params["absent"]) | set(left)):
+        }
+        return left | set(self.params["absent"])
+
+    def remove(self, wanted):
+        """Files to be absent, and files that left the tree."""
+        for path in sorted(self.leaving(wanted)):
             if path in wanted:
                 raise Failure(f"{path} is asked for and listed under absent in the same task")
             real = self.real(path)
@@ -390,7 +489,8 @@ class Tree:
                 )
                 if not self.check:
                     os.unlink(real)
-            if path in left:
+            known = self.record.find("files", path)
+            if known is not None and known.get("tree") == self.params["tree"]:
                 self.record.drop("files", path)
 
 

@@ -43,6 +43,28 @@ options:
         type: list
         elements: path
         default: []
+      merged:
+        description:
+          - A directory whose files its program reads together. Not the files count then but what the program makes of them, so a comment restarts
+            nothing. A refusal stops the task before a restart and names the file.
+          - When the unit does not come up again, the files with which it last came up are put back, and it is started with them.
+        type: dict
+        suboptions:
+          directory:
+            description: The directory.
+            type: path
+            required: true
+          command:
+            description: Prints what the program makes of the files.
+            type: str
+            required: true
+      restart:
+        description:
+          - C(drained) restarts it only while no running pod holds devices of the node (GPUs); it refuses otherwise and names the pods.
+          - C(never) leaves a running one as it is and says that a restart is pending.
+        type: str
+        choices: [always, drained, never]
+        default: always
       wait_for:
         description: What answers when it is up.
         type: dict
@@ -61,6 +83,9 @@ options:
             type: path
           url:
             description: An address that answers without an error.
+            type: str
+          command:
+            description: A command that ends well.
             type: str
           timeout_s:
             description: Seconds to wait.
@@ -160,7 +185,9 @@ EXAMPLES = r"""
       - name: containerd.service
         enabled: true
         state: started
-        restart_on: [/etc/containerd/config.toml, /usr/local/bin/containerd]
+        restart_on: [/usr/local/bin/containerd]
+        merged: {directory: /etc/containerd, command: /usr/local/bin/containerd --config /etc/containerd/config.toml config dump}
+        restart: drained
         wait_for: {socket: /run/containerd/containerd.sock}
     data: [/var/lib/containerd]
 
@@ -238,7 +265,12 @@ WAIT_OPTIONS = {
     "socket": {"type": "path"},
     "path": {"type": "path"},
     "url": {"type": "str"},
+    "command": {"type": "str"},
     "timeout_s": {"type": "int", "default": 60},
+}
+MERGED_OPTIONS = {
+    "directory": {"type": "path", "required": True},
+    "command": {"type": "str", "required": True},
 }
 UNIT_OPTIONS = {
     "name": {"type": "str", "required": True},
@@ -246,6 +278,8 @@ UNIT_OPTIONS = {
     "state": {"type": "str", "choices": ["started", "stopped"]},
     "masked": {"type": "bool"},
     "restart_on": {"type": "list", "elements": "path", "default": []},
+    "merged": {"type": "dict", "options": MERGED_OPTIONS},
+    "restart": {"type": "str", "choices": ["always", "drained", "never"], "default": "always"},
     "wait_for": {"type": "dict", "options": WAIT_OPTIONS},
     "timeout_s": {"type": "int", "default": 60},
 }

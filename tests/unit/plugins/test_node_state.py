@@ -28,6 +28,7 @@ def present(plugin, node, state_dir):
     def run(*, check=False, role="demo", run_id="r1", units=(), **params):
         values = {key: option.get("default") for key, option in empty.items()}
         defaults = {"enabled": None, "state": None, "masked": None, "restart_on": [], "wait_for": None, "timeout_s": 3}
+        defaults.update(merged=None, restart="always")
         values.update(role=role, state_dir=str(state_dir), run_id=run_id, **params)
         values["units"] = [{**defaults, **unit} for unit in units]
         return module.Present(values, check).run()
