@@ -414,13 +414,34 @@ class Taint(Document):
     value: str = ""
 
 
+LabelSet = Literal["own", "gfd", "topograph", "topograph-v0", "topograph-v0.1", "cloud"]
+MigStrategy = Literal["auto", "none", "single", "mixed"]
+
+
+class Labelling(Document):
+    """Which labels are derived from what was measured.
+
+    Attributes:
+        sets: vocabularies: `own` (myriad.dev/), `gfd` (GPU feature discovery), `topograph` (1.0 and later),
+            `topograph-v0` (0.2 to 0.5), `topograph-v0.1`, `cloud` (topology.kubernetes.io).
+        mig_strategy: the device plugin's; `auto` says what the cards' layout amounts to.
+        replicas: how many containers share a GPU by time slicing; 1 where nobody shares.
+        zone_level: which step of the location is the zone of the cloud keys, 0 the outermost.
+    """
+
+    sets: tuple[LabelSet, ...] = ("own",)
+    mig_strategy: MigStrategy = "auto"
+    replicas: int = Field(1, ge=1)
+    zone_level: int = Field(0, ge=0)
+
+
 class Spec(Document):
     """`spec` of a NodePortrait. It outlives the Node: the agent puts labels and taints back after a rejoin."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     expected: Expected = Expected()
-    label_sets: tuple[str, ...] = Field(("own",), description="Label vocabularies to write: own, gfd, topograph ...")
+    labelling: Labelling = Labelling()
 
 
 # Facts one by one
