@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from myriad.agent.gate import Measurement, changes, judge
+from myriad.agent.counts import Measurement, changes, judge
 from myriad.agent.measure import Source, measure
 from myriad.errors import InputError, MyriadError
 from myriad.kube.client import NODES, Api, ApiError, connect

@@ -1,71 +1,108 @@
-"""The GPU gate: a node takes work while expected = PCI bus = driver = kubelet capacity = allocatable. Pure.
+"""The GPU gate: what has to be true of a node before it takes work, compared with what was found. Pure.
 
-`judge` compares, `changes` says what has to be written to the Node for the verdict to stand there: own labels, one
-annotation and one taint, and nothing of anybody else's.
+The checks stand in the order in which one follows from another: a GPU that is not on the bus is no GPU for the driver,
+nor for the kubelet. So the first difference is the cause, and those after it that follow from it say so.
+
+`judge` compares; `myriad.agent.report` says what is written to the Node; `myriad.agent.keeper` does it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from myriad.agent import health
+from myriad.agent.advice import Advice, advise
+from myriad.agent.probe import ProbeResult
+from myriad.fleet.portrait import DEVICE_NODES, FABRIC_MANAGER, GPUS, MODULE, NEIGHBOURS, PCI, Expected, Portrait
+
 Json = dict[str, Any]
+Value = int | str | None
 
-EXPECTED_LABEL = "myriad.dev/gpu-expected"
-COUNT_LABEL = "myriad.dev/gpu-count"
-DRIVER_LABEL = "myriad.dev/gpu-driver"
-GATE_ANNOTATION = "myriad.dev/gate"
-GATE_TAINT = "myriad.dev/gpu-not-ready"
+OWN_CAUSE = frozenset({"expected", "pci", "module", "ecc", "row-remap", "xid", "topology", "registry", "images"})
+"""Checks whose failure never follows from an earlier one: each names a fault of its own."""
 
+HEALTH = frozenset({"answers", "lost", "ecc", "row-remap", "xid", "fabric"})
+"""Checks that look at a GPU's health: where they fail after the gate was open, the node is unhealthy, not unready."""
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU as the driver reports it."""
-
-    index: str
-    uuid: str
-    name: str
-    driver: str
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What was found on the node itself.
-
-    Attributes:
-        gpus: the driver's list; None where it could not be asked.
-        gpus_fault: why not, as a sentence.
-        pci: GPUs on the PCI bus; None where the bus could not be read.
-        pci_fault: why not.
-    """
-
-    gpus: tuple[Gpu, ...] | None
-    pci: int | None
-    gpus_fault: str = ""
-    pci_fault: str = ""
-
-    @property
-    def driver(self) -> str:
-        """The driver's version; empty where unknown."""
-        return self.gpus[0].driver if self.gpus else ""
+SETTLING = frozenset({"capacity", "allocatable"})
+"""Checks that fail for seconds while a device plugin or kubelet restarts: the kubelet hands out no GPU meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison. `cause` says what is wrong and is empty when it is not."""
+    """One comparison.
+
+    Attributes:
+        check: its name.
+        expected, found: for a table; None where there is nothing to show.
+        ok: whether they agree.
+        cause: what is wrong, as a sentence without a full stop; empty when ok.
+        next: what to do, a command where there is one; empty when ok.
+        follows: the earlier check that this one's failure follows from; empty where it stands for itself.
+    """
 
     check: str
-    expected: int | None
-    found: int | None
+    expected: Value
+    found: Value
     ok: bool
     cause: str = ""
+    next: str = ""
+    follows: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """What the kubelet reports on the Node: extended resources by name, and the images that it lists.
+
+    Attributes:
+        capacity, allocatable: amounts by resource.
+        images: names of images, with tag and with digest. A kubelet lists no more than 50 images unless it is told to.
+        ready: whether its Node is Ready.
+    """
+
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
+    ready: bool = True
+
+    @classmethod
+    def of(cls, node: Json) -> Kubelet:
+        """From a Node object."""
+        status = node.get("status") or {}
+        return cls(
+            _extended(status.get("capacity")),
+            _extended(status.get("allocatable")),
+            tuple(str(name) for image in status.get("images") or [] for name in image.get("names") or []),
+            any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or []),
+        )
+
+
+def _extended(amounts: Mapping[str, Any] | None) -> dict[str, int]:
+    return {name: int(text) for name, text in (amounts or {}).items() if "/" in name and str(text).isdigit()}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is neither in the portrait nor on the Node.
+
+    Attributes:
+        registry_fault: why the registry cannot be reached; empty where it can; None where it was not asked.
+        probing: whether GPUs are tried from a container on this node at all.
+        baseline: Xids that were seen and dealt with before, `UUID/code` to count.
+        policy: whether registry and warm images are asked for: they are before the gate opens, not afterwards.
+    """
+
+    registry_fault: str | None = None
+    probing: bool = True
+    baseline: Mapping[str, int] = field(default_factory=dict)
+    policy: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the gate is open, and why."""
+    """All checks of one node."""
 
     checks: tuple[Check, ...]
 
@@ -75,103 +112,484 @@ class Verdict:
         return all(check.ok for check in self.checks)
 
     @property
+    def first(self) -> Check | None:
+        """The first that does not."""
+        return next((check for check in self.checks if not check.ok), None)
+
+    @property
     def cause(self) -> str:
-        """The first thing that is wrong."""
-        return next((check.cause for check in self.checks if not check.ok), "")
+        """What is wrong; empty where nothing is."""
+        return self.first.cause if self.first else ""
+
+    @property
+    def next(self) -> str:
+        """What to do about it."""
+        return self.first.next if self.first else ""
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of checks that fail for themselves."""
+        return tuple(check.check for check in self.checks if not check.ok and not check.follows)
+
+    def without(self, *names: str) -> Verdict:
+        """The verdict as if these checks were not asked."""
+        return Verdict(tuple(check for check in self.checks if check.check not in names))
 
 
-def judge(node: Json, measured: Measurement, *, resource: str) -> Verdict:
-    """Compare what the description expects with the bus, the driver and the kubelet, in this order: the first that
-    differs is the cause of those after it."""
-    labels = node["metadata"].get("labels") or {}
-    status = node.get("status") or {}
-    text = labels.get(EXPECTED_LABEL)
-    if text is None or not text.isdigit():
-        cause = f"the label {EXPECTED_LABEL} is " + ("missing" if text is None else f'"{text}", which is no number')
-        return Verdict((Check("expected", None, None, False, cause),))
-    expected = int(text)
-    return Verdict(
-        (
-            _compare("pci", expected, measured.pci, measured.pci_fault, "on the PCI bus"),
-            _compare(
-                "driver",
-                expected,
-                None if measured.gpus is None else len(measured.gpus),
-                measured.gpus_fault,
-                "seen by the driver",
-            ),
-            _one_driver(measured),
-            _compare("capacity", expected, _amount(status.get("capacity"), resource), "", "known to the kubelet"),
-            _compare("allocatable", expected, _amount(status.get("allocatable"), resource), "", "allocatable"),
-        )
-    )
+def judge(
+    expected: Expected,
+    portrait: Portrait,
+    kubelet: Kubelet,
+    probe: ProbeResult | None,
+    *,
+    surroundings: Surroundings | None = None,
+) -> Verdict:
+    """Compare what the description expects with the bus, the driver, the fabric, the kubelet and a container.
 
-
-def _compare(check: str, expected: int, found: int | None, fault: str, where: str) -> Check:
-    if found is None:
-        return Check(check, expected, None, False, fault or f"nothing is known of GPUs {where}")
-    if found != expected:
-        return Check(check, expected, found, False, f"{found} of {expected} GPUs are {where}")
-    return Check(check, expected, found, True)
-
-
-def _one_driver(measured: Measurement) -> Check:
-    versions = sorted({gpu.driver for gpu in measured.gpus or ()})
-    cause = "" if len(versions) < 2 else f"GPUs report different driver versions: {', '.join(versions)}"
-    return Check("driver-version", None, None, not cause, cause)
-
-
-def _amount(amounts: Mapping[str, str] | None, resource: str) -> int:
-    text = str((amounts or {}).get(resource, "0"))
-    return int(text) if text.isdigit() else 0
-
-
-def report(verdict: Verdict) -> str:
-    """The annotation's value: the same verdict always reads the same, so it is written on change only."""
-    checks = []
-    for check in verdict.checks:
-        entry: Json = {"check": check.check, "ok": check.ok}
-        if check.expected is not None:
-            entry["expected"] = check.expected
-            entry["found"] = check.found
-        if check.cause:
-            entry["cause"] = check.cause
-        checks.append(entry)
-    return json.dumps({"open": verdict.open, "checks": checks}, separators=(",", ":"))
-
-
-def changes(node: Json, verdict: Verdict, measured: Measurement) -> list[Json]:
-    """JSON patch operations that make the Node say what is true; empty where it does.
-
-    The first operation tests the resourceVersion: taints are a list without names, and replacing it must not undo
-    somebody else's change.
+    Args:
+        expected: from the node's description.
+        portrait: what was found on the node.
+        kubelet: what its kubelet reports.
+        probe: what a container on the node found; None where none has looked since the node booted.
+        surroundings: the rest.
     """
-    metadata = node["metadata"]
-    operations: list[Json] = []
-    labels: dict[str, str] = {}
-    if measured.gpus is not None:
-        labels[COUNT_LABEL] = str(len(measured.gpus))
-        if measured.driver:
-            labels[DRIVER_LABEL] = measured.driver
-    operations += _map_changes("labels", metadata.get("labels"), labels)
-    operations += _map_changes("annotations", metadata.get("annotations"), {GATE_ANNOTATION: report(verdict)})
-    taints = (node.get("spec") or {}).get("taints")
-    wanted = [t for t in taints or [] if t["key"] != GATE_TAINT]
-    if not verdict.open:
-        mine = next((t for t in taints or [] if t["key"] == GATE_TAINT), None)
-        wanted = list(taints or []) if mine else [*wanted, {"key": GATE_TAINT, "effect": "NoSchedule"}]
-    if wanted != (taints or []):
-        operations.append({"op": "add", "path": "/spec/taints", "value": wanted})
-    if not operations:
-        return []
-    return [{"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}, *operations]
+    judging = _Judging(expected, portrait, kubelet, probe, surroundings or Surroundings())
+    return Verdict(tuple(_with_causes(judging.checks())))
 
 
-def _map_changes(field: str, current: Mapping[str, str] | None, wanted: Mapping[str, str]) -> list[Json]:
-    if current is None:
-        return [{"op": "add", "path": f"/metadata/{field}", "value": dict(wanted)}] if wanted else []
-    return [
-        {"op": "add", "path": f"/metadata/{field}/{key.replace('~', '~0').replace('/', '~1')}", "value": value}
-        for key, value in wanted.items()
-        if current.get(key) != value
-    ]
+def _with_causes(checks: Iterator[Check]) -> Iterator[Check]:
+    first = ""
+    for check in checks:
+        if not check.ok and first and check.check not in OWN_CAUSE:
+            yield replace(check, follows=first)
+            continue
+        if not check.ok and not first:
+            first = check.check
+        yield check
+
+
+class _Judging:
+    """The checks of one node, in order."""
+
+    def __init__(
+        self, expected: Expected, portrait: Portrait, kubelet: Kubelet, probe: ProbeResult | None, more: Surroundings
+    ) -> None:
+        self.expected = expected
+        self.portrait = portrait
+        self.kubelet = kubelet
+        self.probe = probe
+        self.more = more
+        self.node = portrait.node or "NODE"
+
+    def checks(self) -> Iterator[Check]:
+        yield self._count(
+            "pci",
+            None if self.portrait.fault(PCI) else len(self.portrait.pci.gpus),
+            self.portrait.fault(PCI),
+            "on the PCI bus",
+            f"ssh {self.node} lspci -nn -d {_vendor(self.expected)}: (power, seating and riser of the missing card)",
+        )
+        yield from self._driver()
+        yield from self._gpus()
+        yield from self._fabric()
+        yield from self._mig()
+        yield from self._topology()
+        yield from self._resources()
+        if self.more.policy:
+            yield from self._policy()
+        if self.more.probing:
+            yield self._devices()
+
+    # Counting
+
+    def _count(self, check: str, found: int | None, fault: str, where: str, missing: str) -> Check:
+        wanted = self.expected.gpus
+        if found is None:
+            advice = advise(fault or f"nothing is known of GPUs {where}", self.node)
+            return Check(
+                check,
+                wanted,
+                None,
+                False,
+                advice.cause,
+                advice.next
+                or f"kubectl logs -n myriad-system "
+                f"-l app.kubernetes.io/name=myriad-agent --field-selector spec.nodeName={self.node}",
+            )
+        if found == wanted:
+            return Check(check, wanted, found, True)
+        return Check(
+            check,
+            wanted,
+            found,
+            False,
+            f"{found} of {wanted} GPUs are {where}",
+            missing
+            if found < wanted
+            else f"describe them: myriad_gpus: {found} for {self.node} in the inventory, then myriad site --limit "
+            f"{self.node}",
+        )
+
+    # Driver
+
+    def _driver(self) -> Iterator[Check]:
+        driver = self.portrait.driver
+        loaded = driver.loaded if driver else None
+        if not loaded:
+            advice = advise(self.portrait.fault(MODULE), self.node)
+            yield Check(
+                "module", self.expected.versions.driver or "loaded", None, False,
+                advice.cause or "the driver's kernel module is not loaded",
+                advice.next or f"ssh {self.node} 'modprobe nvidia; dmesg | grep -i nvrm | tail', then "
+                f"myriad site --limit {self.node}",
+            )  # fmt: skip
+        else:
+            yield Check("module", self.expected.versions.driver or "loaded", loaded, True)
+        yield from self._versions()
+        yield self._answers()
+        yield self._count(
+            "driver",
+            None if self.portrait.fault(GPUS) else len(self.portrait.gpus),
+            self.portrait.fault(GPUS),
+            "seen by the driver",
+            f"ssh {self.node} 'dmesg | grep -i nvrm | tail' (why the driver leaves out a card of the bus)",
+        )
+
+    def _versions(self) -> Iterator[Check]:
+        driver, wanted = self.portrait.driver, self.expected.versions
+        if driver is None:
+            return
+        parts = {"module": driver.loaded, "library": driver.userspace, "fabric manager": driver.fabric_manager}
+        found = {part: version for part, version in parts.items() if version}
+        if found:
+            shown = ", ".join(f"{part} {version}" for part, version in found.items())
+            yield self._equal_versions(found, shown)
+        if wanted.driver and driver.loaded and not _same_version(driver.loaded, wanted.driver):
+            yield Check(
+                "lock", wanted.driver, driver.loaded, False,
+                f"the module that runs is {driver.loaded}; the description says {wanted.driver}",
+                f"myriad site --limit {self.node} (installs {wanted.driver}; the module that runs changes at the next "
+                "reboot)",
+            )  # fmt: skip
+        elif wanted.driver and driver.loaded:
+            yield Check("lock", wanted.driver, driver.loaded, True)
+        reported = sorted({gpu.driver for gpu in self.portrait.gpus if gpu.driver})
+        if len(reported) > 1:
+            yield Check(
+                "one-driver", 1, len(reported), False,
+                f"GPUs report different driver versions: {', '.join(reported)}", _reboot(self.node),
+            )  # fmt: skip
+
+    def _equal_versions(self, found: Mapping[str, str], shown: str) -> Check:
+        module, library, manager = (found.get(part) for part in ("module", "library", "fabric manager"))
+        hold = (
+            f"{_reboot(self.node)} (loads the new module), or hold: myriad site --limit {self.node} "
+            "(puts the packages back to the locked version and holds them)"
+        )
+        if module and library and not _same_version(module, library):
+            return Check(
+                "versions", module, shown, False,
+                f"the running module is {module}, the library is {library}: packages were changed since the module was "
+                "loaded; reboot, or hold the locked version", hold,
+            )  # fmt: skip
+        other = module or library
+        if manager and other and not _same_version(manager, other):
+            return Check(
+                "versions", other, shown, False,
+                f"the fabric manager is {manager}, the driver is {other}: it starts with its own version only",
+                f"myriad site --limit {self.node} (installs nvidia-fabricmanager {other}), or reboot where "
+                f"{manager} is the locked one",
+            )  # fmt: skip
+        return Check("versions", other, shown, True)
+
+    def _answers(self) -> Check:
+        fault = self.portrait.fault(GPUS)
+        if not fault:
+            return Check("answers", "yes", "yes", True)
+        advice = advise(fault, self.node)
+        return Check(
+            "answers", "yes", "no", False, advice.cause,
+            advice.next or f"ssh {self.node} 'dmesg | grep -iE \"nvrm|xid\" | tail'; {_reboot(self.node)}",
+        )  # fmt: skip
+
+    # GPUs
+
+    def _gpus(self) -> Iterator[Check]:
+        if self.portrait.fault(GPUS) and not self.portrait.gpus:
+            return
+        if self.expected.model:
+            yield self._model()
+        for finding in health.findings(self.portrait, self.more.baseline):
+            yield Check(
+                finding.check, finding.expected, finding.found, finding.ok, finding.cause,
+                finding.next.replace("NODE", self.node),
+            )  # fmt: skip
+
+    def _model(self) -> Check:
+        wanted = self.expected.model
+        others: dict[str, list[int]] = {}
+        for gpu in self.portrait.gpus:
+            # A GPU that fell off the bus says nothing of itself; another check names it.
+            if (gpu.model or gpu.product) and gpu.model != wanted:
+                others.setdefault(gpu.model or f"{gpu.product} (not in the catalog)", []).append(gpu.index)
+        if not others:
+            return Check("model", wanted, wanted if self.portrait.gpus else None, True)
+        shown = "; ".join(f"GPU {_numbers(indices)}: {name}" for name, indices in others.items())
+        return Check(
+            "model", wanted, shown, False, f"{shown}; the description says {wanted}",
+            f"put {self.node} into the pool of its model in the inventory, then myriad site --limit {self.node}",
+        )  # fmt: skip
+
+    # Fabric, MIG, topology
+
+    def _fabric(self) -> Iterator[Check]:
+        fabric = self.portrait.fabric
+        switches = len(self.portrait.pci.switches)
+        if not switches and not self.expected.fabric.cluster_uuid and fabric.state is None:
+            return
+        manager_fault = self.portrait.observations.get(FABRIC_MANAGER)
+        if fabric.state is None:
+            if self.portrait.fault(GPUS):
+                return
+            yield Check(
+                "fabric", "completed", None, False,
+                f"{switches} NVSwitches are on the bus, and the GPUs report no fabric"
+                + (f": {manager_fault.fault}" if manager_fault and manager_fault.fault else ""),
+                f"ssh {self.node} systemctl status nvidia-fabricmanager; myriad site --limit {self.node}",
+            )  # fmt: skip
+            return
+        status = fabric.status or "success"
+        if fabric.state == "completed" and status == "success":
+            yield Check("fabric", "completed", "completed", True)
+        else:
+            shown = fabric.state if status == "success" else f"{fabric.state}, {status}"
+            yield Check(
+                "fabric", "completed", shown, False,
+                f"the NVLink fabric is {shown}, although nvidia-smi answers: CUDA would fail with error 802",
+                f"ssh {self.node} 'systemctl status nvidia-fabricmanager; journalctl -u nvidia-fabricmanager -n 30; "
+                "lsmod | grep -E \"ib_umad|mlx5_ib\"'",
+            )  # fmt: skip
+        wanted = self.expected.fabric.cluster_uuid
+        if wanted and wanted != fabric.cluster_uuid:
+            yield Check(
+                "nvlink-domain", wanted, fabric.cluster_uuid, False,
+                f"the NVLink domain is {fabric.cluster_uuid or 'unknown'}; the description says {wanted}",
+                f"correct the NVLink domain or the place of {self.node} in the description",
+            )  # fmt: skip
+
+    def _mig(self) -> Iterator[Check]:
+        wanted = self.expected.mig.profiles
+        mode = "enabled" if wanted else "disabled"
+        layout = " ".join(f"{count} x {name}" for name, count in sorted(wanted.items()))
+        able = [gpu for gpu in self.portrait.gpus if gpu.mig is not None]
+        if not able and not wanted:
+            return
+        if not able:
+            if self.portrait.gpus:
+                yield Check(
+                    "mig", layout, None, False, "MIG is described, and no GPU of the node can do it",
+                    f"take the MIG layout of {self.node}'s group out of the description",
+                )  # fmt: skip
+            return
+        wrong: list[str] = []
+        pending: list[int] = []
+        for gpu in able:
+            assert gpu.mig is not None  # noqa: S101 (narrows the type)
+            if gpu.mig.mode != gpu.mig.pending:
+                pending.append(gpu.index)
+            elif gpu.mig.mode != mode:
+                wrong.append(f"GPU {gpu.index}: MIG is {gpu.mig.mode}")
+            else:
+                found = _tally(part.profile for part in gpu.mig.slices)
+                if found != dict(wanted):
+                    shown = " ".join(f"{count} x {name}" for name, count in sorted(found.items())) or "no slice"
+                    wrong.append(f"GPU {gpu.index}: {shown}")
+        if pending:
+            yield Check(
+                "mig", layout or mode, "pending", False,
+                f"the MIG mode of GPU {_numbers(pending)} changes at the next reset or reboot only",
+                f"myriad site --limit {self.node} (drains, resets, applies the layout), or {_reboot(self.node)}",
+            )  # fmt: skip
+        elif wrong:
+            yield Check(
+                "mig", layout or mode, wrong[0].partition(": ")[2], False,
+                f"{'; '.join(wrong[:3])}{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}; described: "
+                f"{layout or 'whole cards'}",
+                f"myriad site --limit {self.node} (applies the layout to a drained node)",
+            )  # fmt: skip
+        else:
+            yield Check("mig", layout or mode, layout or mode, True)
+
+    def _topology(self) -> Iterator[Check]:
+        wanted = self.expected.fabric
+        if wanted.neighbours:
+            # Imported here: nodes without described switches need none of it.
+            from myriad.fleet.crosscheck import check_node
+            from myriad.fleet.neighbours import Sighting, nvlink_sightings
+
+            sightings = [
+                Sighting(self.node, n.chassis or n.chassis_id, "LLDP", n.interface, n.port, n.chassis_id)
+                for n in self.portrait.neighbours
+            ]
+            if self.portrait.fabric.cluster_uuid:
+                pair = (self.portrait.fabric.cluster_uuid, str(self.portrait.fabric.clique or 0))
+                sightings += nvlink_sightings(self.node, [pair])
+            finding = check_node(
+                self.node, self.expected.location, wanted.neighbours, sightings, accepted=self._accepted("topology")
+            )
+            fault = self.portrait.fault(NEIGHBOURS)
+            cause = f"{finding.cause} ({fault})" if fault and not finding.ok and not sightings else finding.cause
+            yield Check("topology", finding.expected, finding.found, finding.ok, cause, finding.next)
+        wrong = [text for name, body in wanted.interfaces.items() if (text := self._interface(name, body))]
+        if wanted.interfaces:
+            names = ", ".join(wanted.interfaces)
+            ok = not wrong or self._accepted("interfaces")
+            yield Check(
+                "interfaces", names, names if not wrong else "; ".join(wrong), ok,
+                "" if ok else "; ".join(wrong),
+                "" if ok else f"ssh {self.node} ip -br link; cable and switch port, or correct them in the description",
+            )  # fmt: skip
+
+    def _interface(self, name: str, wanted: Mapping[str, str | int | float]) -> str:
+        nic = next((nic for nic in self.portrait.nics if name in (nic.name, nic.device)), None)
+        if nic is None:
+            return f"{name} is not there"
+        if nic.state != "up":
+            return f"{name} is down"
+        found: Mapping[str, Any] = {
+            "kind": nic.kind, "rateGbitS": nic.rate_gbit_s, "rate_gbit_s": nic.rate_gbit_s, "mtu": nic.mtu
+        }  # fmt: skip
+        wrong = [
+            f"{key} {found[key]} of {value}" for key, value in wanted.items() if key in found and (found[key] != value)
+        ]
+        return f"{name}: {', '.join(wrong)}" if wrong else ""
+
+    def _accepted(self, check: str) -> bool:
+        return any(entry.partition(":")[0] == check for entry in self.expected.accepted)
+
+    # Kubelet, policy, container
+
+    def _resources(self) -> Iterator[Check]:
+        wanted = resources(self.expected, self.kubelet)
+        shown = _amounts(wanted)
+        for check, amounts, words in (
+            ("capacity", self.kubelet.capacity, "known to the kubelet"),
+            ("allocatable", self.kubelet.allocatable, "allocatable"),
+        ):
+            found = {name: amounts.get(name, 0) for name in wanted}
+            if found == wanted:
+                yield Check(check, shown, _amounts(found), True)
+                continue
+            name = next(name for name in wanted if found[name] != wanted[name])
+            of = "GPUs" if name == self.expected.resource else name
+            plugin = "device-plugin" if _vendor(self.expected) == "10de" else "device plugin"
+            yield Check(
+                check, shown, _amounts(found), False, f"{found[name]} of {wanted[name]} {of} are {words}",
+                f"kubectl get pods -A -o wide --field-selector spec.nodeName={self.node} | grep -i {plugin!r} "
+                "(and its log: which device is unhealthy)",
+            )  # fmt: skip
+
+    def _policy(self) -> Iterator[Check]:
+        fault = self.more.registry_fault
+        if self.expected.registry and fault is not None:
+            yield Check(
+                "registry", self.expected.registry, "no answer" if fault else self.expected.registry, not fault,
+                fault and f"the registry cannot be reached from the node: {fault}",
+                fault and f"ssh {self.node} curl -sS {registry_url(self.expected.registry)}",
+            )  # fmt: skip
+        if self.expected.images:
+            missing = [name for name in self.expected.images if not _has_image(self.kubelet.images, name)]
+            total = len(self.expected.images)
+            yield Check(
+                "images", total, total - len(missing), not missing,
+                f"{len(missing)} of {total} images are not warm: {', '.join(missing[:3])}" if missing else "",
+                f"myriad prewarm run --limit {self.node}" if missing else "",
+            )  # fmt: skip
+
+    def _devices(self) -> Check:
+        wanted, probe = self.expected.gpus, self.probe
+        if probe is None:
+            return Check(
+                "devices", wanted, None, False, "no container has opened the GPUs since the node came up",
+                f"it is tried as soon as all before it agree: myriad gate {self.node}",
+            )  # fmt: skip
+        if probe.skipped:
+            return Check("devices", wanted, f"not probed: {probe.skipped}", True)
+        if not probe.done:
+            return Check(
+                "devices", wanted, "probing", False, "a container is opening the GPUs", f"myriad gate {self.node}"
+            )
+        if probe.ok:
+            return Check("devices", wanted, probe.opened, True)
+        advice: Advice = advise(probe.fault, self.node, where="container")
+        names = self.portrait.device_nodes.names if not self.portrait.fault(DEVICE_NODES) else ()
+        return Check(
+            "devices", wanted, probe.opened, False, advice.cause,
+            advice.next or (
+                f"ssh {self.node} 'ls -l /dev/nvidia*; nvidia-ctk cdi list' ({len(names)} device files on the node; "
+                "the toolkit or CDI hands them to containers)"
+            ),
+        )  # fmt: skip
+
+
+def resources(expected: Expected, kubelet: Kubelet) -> dict[str, int]:
+    """What the kubelet has to count: whole GPUs, or MIG slices under the names that the device plugin gives them.
+
+    With MIG strategy `mixed` each profile is a resource of its own, with `single` all slices count as GPUs.
+    """
+    profiles = expected.mig.profiles
+    if not profiles:
+        return {expected.resource: expected.gpus}
+    domain = expected.resource.partition("/")[0]
+    mixed = {f"{domain}/mig-{name.replace('+', '.')}": count * expected.gpus for name, count in profiles.items()}
+    if len(profiles) == 1 and expected.resource in kubelet.capacity and not any(n in kubelet.capacity for n in mixed):
+        return {expected.resource: sum(mixed.values())}
+    return mixed
+
+
+def registry_url(registry: str) -> str:
+    """Where a registry answers that it is one."""
+    base = registry if "://" in registry else f"http://{registry}"
+    return f"{base.rstrip('/')}/v2/"
+
+
+def _vendor(expected: Expected) -> str:
+    return "19e5" if expected.resource.startswith("huawei.com/") else "10de"
+
+
+def _reboot(node: str) -> str:
+    return f"kubectl drain {node} --ignore-daemonsets --delete-emptydir-data && ssh {node} reboot"
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Whether two versions agree as far as both are told: NVML names its library by two of three numbers."""
+    parts = [version.partition("-")[0].split(".") for version in (one, other)]
+    shared = min(len(part) for part in parts)
+    return parts[0][:shared] == parts[1][:shared]
+
+
+def _tally(names: Iterator[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _numbers(indices: Sequence[int]) -> str:
+    return ", ".join(str(index) for index in indices)
+
+
+def _amounts(amounts: Mapping[str, int]) -> Value:
+    if len(amounts) == 1:
+        return next(iter(amounts.values()))
+    return ", ".join(f"{name.rpartition('/')[2]} {count}" for name, count in sorted(amounts.items()))
+
+
+def _has_image(names: Sequence[str], wanted: str) -> bool:
+    """Whether an image is listed: by digest where the wanted one has a digest, else by name and tag."""
+    _, at, digest = wanted.rpartition("@")
+    if at:
+        return any(name.endswith(f"@{digest}") for name in names)
+    if wanted.startswith("sha256:"):
+        return any(name.endswith(f"@{wanted}") for name in names)
+    return any(name == wanted or name.endswith(f"/{wanted}") for name in names)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from myriad.agent.gate import Gpu, Measurement
+from myriad.agent.counts import Gpu, Measurement
 
 QUERY = ("--query-gpu=index,uuid,name,driver_version", "--format=csv,noheader")
 _NVIDIA = "0x10de"

@@ -12,12 +12,13 @@ import pytest
 
 from myriad.agent import measure as measuring
 from myriad.agent.__main__ import Agent, Settings
-from myriad.agent.gate import GATE_TAINT, Measurement
+from myriad.agent.counts import GATE_TAINT, Measurement
 from myriad.agent.measure import Source, measure, parse
 from myriad.errors import InputError
 from myriad.kube.client import ApiError
-from myriad.lab.double.document import PCI_DIR, gpu_document, set_fault
+from myriad.lab.double.document import PCI_DIR, set_fault
 from myriad.lab.double.files import document_files
+from myriad.lab.gpus import gpu_document
 
 
 @pytest.fixture

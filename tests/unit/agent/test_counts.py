@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from myriad.agent.gate import GATE_TAINT, Gpu, Measurement, changes, judge, report
+from myriad.agent.counts import GATE_TAINT, Gpu, Measurement, changes, judge, report
 
 RESOURCE = "nvidia.com/gpu"
 DRIVER = "580.126.20"
