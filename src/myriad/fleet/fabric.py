@@ -47,7 +47,7 @@ class NodePlan:
     kind: str
     mtu: int
     rails: tuple[RailPlan, ...]
-    rate_gb_s: int | None = None
+    rate_gbit_s: int | None = None
     pfc: bool = False
     ecn: bool = False
     priority: int = 3
@@ -63,7 +63,7 @@ class NodePlan:
         return {
             "kind": self.kind,
             "mtu": self.mtu,
-            "rate_gb_s": self.rate_gb_s,
+            "rate_gbit_s": self.rate_gbit_s,
             "pfc": self.pfc,
             "ecn": self.ecn,
             "priority": self.priority,
@@ -91,7 +91,7 @@ def plan(node: str, management: str, fabric: Fabric) -> NodePlan:
         for index, rail in enumerate(fabric.rails)
     )
     return NodePlan(
-        node, fabric.kind, fabric.mtu, rails, fabric.rate_gb_s, fabric.pfc, fabric.ecn, fabric.priority, fabric.trust
+        node, fabric.kind, fabric.mtu, rails, fabric.rate_gbit_s, fabric.pfc, fabric.ecn, fabric.priority, fabric.trust
     )
 
 
@@ -153,8 +153,8 @@ def expected_interfaces(node: NodePlan) -> dict[str, dict[str, str | int | float
     wanted: dict[str, dict[str, str | int | float]] = {}
     for rail in node.rails:
         wanted[rail.interface] = {"kind": node.kind, "mtu": node.mtu}
-        if node.rate_gb_s is not None:
-            wanted[rail.interface]["rate_gb_s"] = node.rate_gb_s
+        if node.rate_gbit_s is not None:
+            wanted[rail.interface]["rate_gbit_s"] = node.rate_gbit_s
     return wanted
 
 
@@ -164,8 +164,8 @@ def interface_faults(
     """Interfaces that are not as described, each as (interface, expected, found, cause).
 
     Args:
-        expected: interface to {kind, mtu, rate_gb_s}, as `expected_interfaces` gives it.
-        nics: the portrait's interfaces with name, state, mtu, kind, rate_gb_s.
+        expected: interface to {kind, mtu, rate_gbit_s}, as `expected_interfaces` gives it.
+        nics: the portrait's interfaces with name, state, mtu, kind, rate_gbit_s.
     """
     by_name = {str(nic["name"]): nic for nic in nics}
     faults = []
@@ -183,13 +183,13 @@ def interface_faults(
             faults.append((name, words, found, f"{name} is {nic.get('kind')}, described is {wanted['kind']}"))
         elif wanted.get("mtu") and nic.get("mtu") != wanted["mtu"]:
             faults.append((name, words, found, f"{name} has MTU {nic.get('mtu')}, described is {wanted['mtu']}"))
-        elif wanted.get("rate_gb_s") and float(nic.get("rate_gb_s") or 0) < float(wanted["rate_gb_s"]):
+        elif wanted.get("rate_gbit_s") and float(nic.get("rate_gbit_s") or 0) < float(wanted["rate_gbit_s"]):
             faults.append(
                 (
                     name,
                     words,
                     found,
-                    f"{name} runs at {nic.get('rate_gb_s') or 0:g} Gb/s, described is {wanted['rate_gb_s']:g}: "
+                    f"{name} runs at {nic.get('rate_gbit_s') or 0:g} Gb/s, described is {wanted['rate_gbit_s']:g}: "
                     "a link that came up slower has a bad cable or a port set to another speed",
                 )
             )
@@ -198,8 +198,8 @@ def interface_faults(
 
 def _words(nic: Mapping[str, Any]) -> str:
     parts = [str(nic.get("kind") or "")]
-    if nic.get("rate_gb_s"):
-        parts.append(f"{nic['rate_gb_s']:g} Gb/s")
+    if nic.get("rate_gbit_s"):
+        parts.append(f"{nic['rate_gbit_s']:g} Gb/s")
     if nic.get("mtu"):
         parts.append(f"MTU {nic['mtu']}")
     return ", ".join(part for part in parts if part)

@@ -363,7 +363,7 @@ class Fabric(_Part):
         kind: roce or infiniband.
         rails: the interfaces, in the order of the GPUs that stand next to them.
         mtu: bytes of a packet on the interface (InfiniBand: of IPoIB in datagram mode, at most 4092).
-        rate_gb_s: gigabits a second that each link must have; None asks nobody.
+        rate_gbit_s: gigabits a second that each link must have; None asks nobody.
         pfc: priority flow control for `priority`; RoCE only.
         ecn: explicit congestion notification for `priority`; RoCE only.
         priority: priority of the traffic that must not be lost.
@@ -375,7 +375,7 @@ class Fabric(_Part):
     mtu: Annotated[
         int, BeforeValidator(_whole("an MTU is a number of bytes from 1280 to 9978", low=1280, high=9978))
     ] = 4092
-    rate_gb_s: (
+    rate_gbit_s: (
         Annotated[int, BeforeValidator(_whole("a rate is a whole number of gigabits a second", low=1, high=10**5))]
         | None
     ) = None

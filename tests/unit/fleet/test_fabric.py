@@ -14,7 +14,7 @@ from myriad.fleet.model import Fabric
 ROCE = {
     "kind": "roce",
     "mtu": 9000,
-    "rate_gb_s": 400,
+    "rate_gbit_s": 400,
     "pfc": True,
     "ecn": True,
     "rails": [
@@ -68,23 +68,23 @@ def test_each_node_asks_the_next_one() -> None:
 
 
 def nic(name: str, **changes: Any) -> dict[str, Any]:
-    return {"name": name, "kind": "roce", "state": "up", "mtu": 9000, "rate_gb_s": 400, **changes}
+    return {"name": name, "kind": "roce", "state": "up", "mtu": 9000, "rate_gbit_s": 400, **changes}
 
 
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
         ({}, ""),
-        ({"rate_gb_s": 800}, ""),
-        ({"state": "down", "rate_gb_s": None}, "ens1f0np0 is down: cable, transceiver or switch port"),
+        ({"rate_gbit_s": 800}, ""),
+        ({"state": "down", "rate_gbit_s": None}, "ens1f0np0 is down: cable, transceiver or switch port"),
         ({"mtu": 1500}, "ens1f0np0 has MTU 1500, described is 9000"),
-        ({"rate_gb_s": 200}, "ens1f0np0 runs at 200 Gb/s, described is 400"),
+        ({"rate_gbit_s": 200}, "ens1f0np0 runs at 200 Gb/s, described is 400"),
         ({"kind": "ethernet"}, "ens1f0np0 is ethernet, described is roce"),
     ],
 )
 def test_an_interface_must_be_as_described(changes: dict[str, Any], cause: str) -> None:
     expected = expected_interfaces(plan("gpu1", "10.0.0.1", fabric()))
-    assert expected["ens1f0np0"] == {"kind": "roce", "mtu": 9000, "rate_gb_s": 400}
+    assert expected["ens1f0np0"] == {"kind": "roce", "mtu": 9000, "rate_gbit_s": 400}
     faults = interface_faults(expected, [nic("ens1f0np0", **changes), nic("ens2f0np0"), nic("eno1", mtu=1500)])
     assert len(faults) == bool(cause)
     assert all(cause in fault[3] for fault in faults)
