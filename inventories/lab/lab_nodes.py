@@ -42,7 +42,9 @@ def inventory(state_file: Path) -> dict:
         "lab_cap_sys_resource": detected.get("cap_sys_resource", True),
         "lab_dev_kmsg": detected.get("dev_kmsg", True),
         "lab_runc_wrapper": "" if detected.get("cap_sys_resource", True) else "/usr/local/lib/myriad-lab/runc-lab",
-        "lab_sysfs_pci_dir": "/var/lib/myriad-lab/pci/devices",
+        "lab_sysfs_pci_dir": "/var/lib/myriad-lab/sys/bus/pci/devices",
+        "lab_sysfs_dir": "/var/lib/myriad-lab/sys",
+        "lab_procfs_dir": "/var/lib/myriad-lab/proc",
         "lab_addresses": {name: record["address"] for name, record in hosts.items()},
     }
     hostvars = {

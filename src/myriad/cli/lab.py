@@ -100,23 +100,42 @@ def status(as_json: JsonOption = False, clone: CloneOption = None) -> None:
 
 
 def fault(
-    node: Annotated[str, typer.Argument(help="A GPU node of the lab.")],
-    kind: Annotated[str | None, typer.Argument(help="missing, xid, ecc, hang, nvml_mismatch or no_driver.")] = None,
+    node: Annotated[str | None, typer.Argument(help="A GPU node of the lab; none lists the kinds of faults.")] = None,
+    kind: Annotated[str | None, typer.Argument(help="A kind of fault; none tells which are on.")] = None,
     gpu: Annotated[int | None, typer.Option("--gpu", help="Which GPU, for faults of one GPU.")] = None,
+    value: Annotated[str | None, typer.Option("--value", help="For kinds that take one: an Xid, a version.")] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Switch it off again.")] = False,
     as_json: JsonOption = False,
     clone: CloneOption = None,
 ) -> None:
-    """Switch a fault of a node's GPUs on or off; without KIND, tell which are on."""
+    """Switch a fault of a node's GPUs on or off; without KIND, tell which are on; without NODE, which there are."""
     from myriad.lab.fault import read_document, switch
     from myriad.lab.state import LabPaths, clone_root, require_state
 
+    if node is None:
+        _list_faults(as_json=as_json)
+        return
     state = require_state(LabPaths(clone_root(clone)))
-    document = read_document(state, node) if kind is None else switch(state, node, kind, gpu=gpu, clear=clear)
+    if kind is None:
+        document = read_document(state, node)
+    else:
+        document = switch(state, node, kind, gpu=gpu, clear=clear, value=value)
     if as_json:
         emit_json({"node": node, "faults": document["faults"]})
         return
     console.print(_faults_text(node, document), markup=False)
+
+
+def _list_faults(*, as_json: bool) -> None:
+    from myriad.lab.double.document import FAULTS
+
+    if as_json:
+        emit_json({name: {"text": kind.text, "per_gpu": kind.per_gpu} for name, kind in FAULTS.items()})
+        return
+    for name, kind in FAULTS.items():
+        console.print(
+            f"{name:15} {'--gpu N  ' if kind.per_gpu else '         '}{kind.text}", markup=False, highlight=False
+        )
 
 
 def _faults_text(node: str, document: dict[str, Any]) -> str:
@@ -127,5 +146,6 @@ def _faults_text(node: str, document: dict[str, Any]) -> str:
     lines = []
     for entry in document["faults"]:
         where = "" if entry.get("gpu") is None else f" on GPU {entry['gpu']}"
-        lines.append(f"{node}: {entry['kind']}{where}: {FAULTS[entry['kind']][0]}")
+        value = f" {entry['value']}" if entry.get("value") else ""
+        lines.append(f"{node}: {entry['kind']}{value}{where}: {FAULTS[entry['kind']].text}")
     return "\n".join(lines)

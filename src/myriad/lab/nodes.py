@@ -25,6 +25,7 @@ from docker.types import EndpointConfig, IPAMConfig, IPAMPool
 
 from myriad.errors import MyriadError
 from myriad.lab.double.files import node_files
+from myriad.lab.gpus import gpu_document
 from myriad.lab.state import NODE_DIR, Detected, HostRecord, LabPaths, LabState, atomic_write, save_state
 from myriad.lab.topology import LabNode
 
@@ -38,7 +39,7 @@ _SPEC_LABEL = "dev.myriad.lab.spec"
 BOOT_TIMEOUT_S = 60.0
 
 #: Raised when nodes of an earlier version lack something that this version relies on.
-_LAYOUT = 2
+_LAYOUT = 3
 
 Say = Callable[[str], None]
 
@@ -91,7 +92,7 @@ def lab_files(node: LabNode, public_key: str, proxies: Mapping[str, str] | None 
     ]
     if lines:
         files["/etc/apt/apt.conf.d/90-myriad-lab-proxy"] = ("".join(lines).encode(), 0o644)
-    files.update(node_files(node))
+    files.update(node_files(gpu_document(node.name, node.model, node.gpus, nics=node.nics)))
     return files
 
 
@@ -119,7 +120,7 @@ def _host_resolv_conf() -> str:
 
 def spec_hash(node: LabNode, detected: Detected, network: str) -> str:
     """Tells a container with today's settings from one that was made with others."""
-    facts = [_LAYOUT, node.name, node.address, node.gpus, node.model, network]
+    facts = [_LAYOUT, node.name, node.address, node.gpus, node.model, node.nics, network]
     facts += [detected.cap_sys_resource, detected.dev_kmsg]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 

@@ -25,6 +25,7 @@ class LabNode:
         gpus: GPU doubles on it, 0 for a node without.
         model: GPU model of its pool, as the description names it.
         location: room/block/rack path, empty for a node without one.
+        nics: doubles of network cards for RDMA (host variable lab_nics).
     """
 
     name: str
@@ -32,6 +33,7 @@ class LabNode:
     gpus: int = 0
     model: str = ""
     location: str = ""
+    nics: int = 0
 
 
 def read_nodes(inventory: Path, subnet: str) -> list[LabNode]:
@@ -71,6 +73,7 @@ def read_nodes(inventory: Path, subnet: str) -> list[LabNode]:
                 gpus=int(entry.get("myriad_gpus", pool.get("gpus_per_node", 0))),
                 model=str(entry.get("myriad_gpu_model", pool.get("model", ""))),
                 location=str(entry.get("myriad_location", "")),
+                nics=int(entry.get("lab_nics", 0)),
             )
         )
     return nodes

@@ -13,9 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from myriad.lab.double.document import gpu_document, set_fault
+from myriad.lab.double.document import set_fault
 from myriad.lab.double.plugin import DevicePlugin, Options, devices_of, prefer
 from myriad.lab.double.protocol import decoder, encode, message
+from myriad.lab.gpus import gpu_document
 
 
 class Kubelet:

@@ -66,8 +66,8 @@ def test_a_fresh_node_gets_its_files_with_folders_and_modes() -> None:
     assert members["root/.ssh"].mode == 0o700
     assert members["root/.ssh/authorized_keys"].mode == 0o600
     assert members["usr/bin/nvidia-smi"].mode == 0o755
-    assert members["var/lib/myriad-lab/pci/devices/0000:1b:00.0/vendor"].size == len("0x10de\n")
-    assert len({name for name in members if name.endswith("/class")}) == 8
+    assert members["var/lib/myriad-lab/sys/bus/pci/devices/0000:1b:00.0/vendor"].size == len("0x10de\n")
+    assert len({name for name in members if name.endswith("/class")}) == 8 + 4, "eight GPUs and their NVSwitches"
     assert "usr/bin/nvidia-smi" not in {path.strip("/") for path in lab_files(LabNode("cp1", "10.77.0.10"), "k")}
 
 

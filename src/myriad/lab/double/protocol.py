@@ -47,7 +47,17 @@ _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     "ContainerAllocateRequest": [("devices_ids", 1, "string", True)],
     "AllocateRequest": [("container_requests", 1, "ContainerAllocateRequest", True)],
     # The map `envs` is, on the wire, a list of entries with a key and a value.
-    "ContainerAllocateResponse": [("envs", 1, "ContainerAllocateResponse.EnvsEntry", True)],
+    "DeviceSpec": [
+        ("container_path", 1, "string", False),
+        ("host_path", 2, "string", False),
+        ("permissions", 3, "string", False),
+    ],
+    "CDIDevice": [("name", 1, "string", False)],
+    "ContainerAllocateResponse": [
+        ("envs", 1, "ContainerAllocateResponse.EnvsEntry", True),
+        ("devices", 3, "DeviceSpec", True),
+        ("cdi_devices", 5, "CDIDevice", True),
+    ],
     "AllocateResponse": [("container_responses", 1, "ContainerAllocateResponse", True)],
 }
 
@@ -86,7 +96,7 @@ def _build() -> dict[str, Callable[..., Any]]:
 _CLASSES = _build()
 
 
-def message(name: str, **values: Any) -> Any:
+def message(name: str, /, **values: Any) -> Any:
     """A new message of this name with these field values."""
     return _CLASSES[name](**values)
 
