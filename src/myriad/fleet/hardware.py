@@ -69,8 +69,8 @@ _OPEN_ONLY = "https://developer.nvidia.com/blog/nvidia-transitions-fully-towards
 _CUDA = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes: driver of the first toolkit for it"
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "maxwell": Architecture("Maxwell", False, True, 346, 580, f"{_MODULES} {_MATRIX}"),
-    "pascal": Architecture("Pascal", False, True, 375, 580, f"{_MODULES} {_MATRIX}"),
+    "maxwell": Architecture("Maxwell", False, True, 340, 580, f"{_MODULES} {_MATRIX}"),
+    "pascal": Architecture("Pascal", False, True, 367, 580, f"{_MODULES} {_MATRIX}"),
     "volta": Architecture("Volta", False, True, 384, 580, f"{_MODULES} {_MATRIX}"),
     "turing": Architecture("Turing", True, True, 410, None, f"{_MODULES} {_CUDA}"),
     "ampere": Architecture("Ampere", True, True, 450, None, f"{_MODULES} {_CUDA}"),

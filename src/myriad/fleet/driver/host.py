@@ -1,0 +1,179 @@
+"""What the host's kernel and firmware allow: headers, kernel series, Secure Boot, nouveau, foreign drivers, reboots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from myriad.fleet.driver.notes import Notes, Wish
+from myriad.fleet.driver.result import ModuleKind
+from myriad.fleet.driver.rules import PackageSet, is_prebuilt, kernel_limit
+from myriad.fleet.driver.versions import numbers
+
+OLDEST_KERNEL = "4.15"
+"""README of NVIDIA/open-gpu-kernel-modules: "currently Linux kernel 4.15 or newer", for both modules."""
+
+
+def target_kernel(facts: Mapping[str, Any], wish: Wish) -> str:
+    """The release that the module is for."""
+    return wish.kernel or str((facts.get("kernel") or {}).get("release") or "")
+
+
+def check_runfile(facts: Mapping[str, Any], notes: Notes) -> None:
+    """A driver that a runfile installed: neither adopted nor replaced."""
+    foreign = facts.get("foreign") or {}
+    if not foreign.get("runfile"):
+        return
+    version = foreign.get("version") or ""
+    notes.refuse(
+        "runfile",
+        f"driver {version}".strip(),
+        "it was installed by NVIDIA's runfile, so no package database knows its files, and packages beside it would "
+        "mix "
+        "two drivers",
+        "remove it with nvidia-uninstall (or sh NVIDIA-Linux-x86_64-"
+        f"{version or 'VERSION'}.run --uninstall), reboot, and run again",
+    )
+
+
+def check_headers(
+    facts: Mapping[str, Any], wish: Wish, packages: Mapping[str, str], found: PackageSet | None, notes: Notes
+) -> None:
+    """The module is built for one kernel, so that kernel's headers must be there."""
+    kernel = facts.get("kernel") or {}
+    release = target_kernel(facts, wish)
+    if kernel.get("headers") or not _is_built(packages):
+        return
+    running = str(kernel.get("release") or "")
+    name = str(kernel.get("headers_package") or "")
+    if not name or (wish.kernel and wish.kernel != running and running in name):
+        name = f"linux-headers-{release}"
+    if name in wish.packages or name in packages:
+        return
+    offered = (facts.get("candidates") or {}).get(name)
+    archive = f" (in {found.headers})" if found else ""
+    if offered:
+        todo = f"install {name} {offered[-1]}{archive}, or add it to the lock's packages"
+    elif "candidates" in facts:
+        todo = (
+            f"no repository of this host offers {name}{archive}: the archive has moved on to a newer kernel. Boot "
+            "the newest "
+            "installed kernel whose headers there are, or mirror the older headers"
+        )
+    else:
+        todo = f"install {name}{archive}"
+    notes.refuse(
+        "headers",
+        f"kernel {release}",
+        f"its headers are not installed, so no module can be built ({name} is missing)",
+        todo,
+    )
+
+
+def check_kernel(facts: Mapping[str, Any], wish: Wish, driver: str, packages: Mapping[str, str], notes: Notes) -> None:
+    """Refuse a kernel that the driver does not build for; warn where nobody is known to have tried."""
+    release = target_kernel(facts, wish)
+    if not release or not driver or not _is_built(packages):
+        return
+    series = numbers(release)[:2]
+    text = ".".join(str(part) for part in series)
+    if series < numbers(OLDEST_KERNEL):
+        notes.refuse(
+            "kernel",
+            f"kernel {release}",
+            f"driver {driver} needs Linux {OLDEST_KERNEL} or newer",
+            "boot a newer kernel",
+        )
+        return
+    limit, proven = kernel_limit(driver)
+    if limit is None or series <= numbers(limit.last) or text in wish.kernels_accepted:
+        return
+    if proven:
+        notes.refuse(
+            "kernel",
+            f"kernel {release}",
+            f"driver {driver} is not known to build for Linux {text}, {limit.last} is the newest ({limit.source})",
+            f"boot a kernel up to {limit.last}, lock a newer driver, or write {text} into "
+            "gpu_driver_kernels_accepted once "
+            "you have tried it",
+        )
+    else:
+        notes.warn(
+            f"kernel {release}: whether driver {driver} builds for Linux {text} is not recorded; {limit.last} is the "
+            "newest known"
+        )
+
+
+def _is_built(packages: Mapping[str, str]) -> bool:
+    """Whether the transaction builds a module here, and does not bring a built one."""
+    return any("dkms" in name or "kernel-source" in name for name in packages)
+
+
+def check_secure_boot(facts: Mapping[str, Any], wish: Wish, packages: Mapping[str, str], notes: Notes) -> None:
+    """With Secure Boot on the kernel loads signed modules only."""
+    if not facts.get("secure_boot") or not wish.load_modules:
+        return
+    if any(is_prebuilt(name) for name in packages) or not _is_built(packages):
+        return
+    if facts.get("mok_enrolled"):
+        notes.warn("Secure Boot is on: the module is signed with the enrolled machine owner key (dkms does that)")
+        return
+    notes.refuse(
+        "secure-boot",
+        "Secure Boot",
+        "it is on, and the module that is built here is signed with no key that the firmware knows "
+        '("Key was rejected by service")',
+        "enrol a machine owner key (mokutil --import /var/lib/dkms/mok.pub, then confirm it on the console at the next "
+        "boot), or lock signed modules (Ubuntu: linux-modules-nvidia-...), or switch Secure Boot off in the firmware",
+    )
+
+
+def check_reboot(facts: Mapping[str, Any], wish: Wish, driver: str, module: ModuleKind | None, notes: Notes) -> None:
+    """Why the host needs a reboot before the driver of the plan works."""
+    state = facts.get("module") or {}
+    loaded = str(state.get("loaded") or "")
+    if loaded and driver and loaded != driver:
+        notes.reboot.append(
+            f"the kernel holds module {loaded} and the packages are {driver}: NVML answers a version mismatch until "
+            "the "
+            "old module is gone"
+        )
+    kind = loaded_kind(state)
+    if loaded and module and kind and kind != module:
+        notes.reboot.append(f"the {kind} module is loaded and the plan has the {module} one")
+    if state.get("nouveau_loaded") and wish.load_modules:
+        notes.reboot.append("nouveau holds the GPUs; NVIDIA's packages keep it out from the next boot on")
+        if not state.get("blacklisted_nouveau"):
+            notes.warn(
+                "nouveau is loaded and not kept out yet: the packages' modprobe.d file does that, and the initramfs "
+                "must be renewed"
+            )
+    running = str((facts.get("kernel") or {}).get("release") or "")
+    if wish.kernel and running and wish.kernel != running and wish.load_modules:
+        notes.reboot.append(f"the host runs {running} and the module is built for {wish.kernel}")
+    reasons: Sequence[Any] = facts.get("reboot_required") or ()
+    notes.reboot.extend(f"the host asks for one: {reason}" for reason in reasons)
+
+
+def loaded_kind(state: Mapping[str, Any]) -> ModuleKind | None:
+    """Which module the kernel holds, by its license; None when none is loaded or nothing is known."""
+    text = str(state.get("license") or "")
+    if not state.get("loaded") or not text:
+        return None
+    return "open" if "GPL" in text else "proprietary"
+
+
+def unbuilt(facts: Mapping[str, Any], wish: Wish, driver: str) -> str:
+    """Why the installed packages have no module for the kernel; empty when they have, or nothing is known."""
+    built = (facts.get("module") or {}).get("built")
+    release = target_kernel(facts, wish)
+    if "module" not in facts:
+        return ""
+    if not built:
+        return f"no module is built for {release}"
+    if str(built.get("version") or "") not in ("", driver):
+        return f"the module on the disk is {built['version']}, the packages are {driver}"
+    vermagic = str(built.get("vermagic") or "").split(" ")[0]
+    if vermagic and release and vermagic != release:
+        return f"the module is built for {vermagic}, not for {release}"
+    return ""

@@ -1,0 +1,299 @@
+"""The packages of a plan: which of the lock, whether the repository has them, and what apt would do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from myriad.fleet.driver.notes import Notes, Wish, versions_text
+from myriad.fleet.driver.result import ModuleKind
+from myriad.fleet.driver.rules import (
+    MODULE_KINDS,
+    REQUIRED_KINDS,
+    PackageSet,
+    exact,
+    find_set,
+    is_prebuilt,
+    kind_of,
+    kinds,
+    matches,
+    of_driver,
+    sets,
+)
+from myriad.fleet.driver.versions import branch, compare, upstream, version_key
+from myriad.fleet.names import did_you_mean, listing
+
+_FABRIC_KINDS = ("fabric-manager", "subnet-manager")
+
+
+def check_channel(wish: Wish, notes: Notes) -> None:
+    """Refuse what is no channel, the runfile with its reason."""
+    if wish.channel == "runfile":
+        notes.refuse(
+            "channel",
+            "gpu_driver_channel",
+            "runfile is refused: it writes files that no package database knows, so they can be neither held nor "
+            "compared with "
+            "the lock, and the next package upgrade mixes two drivers",
+            "use distribution, or vendor with a mirror of NVIDIA's repository",
+        )
+    elif wish.channel not in ("distribution", "vendor"):
+        notes.refuse(
+            "channel",
+            "gpu_driver_channel",
+            f'"{wish.channel}" is no channel{did_you_mean(wish.channel, ["distribution", "vendor"])}',
+            "use distribution or vendor",
+        )
+    if wish.existing not in ("skip", "adopt", "replace"):
+        notes.refuse(
+            "existing",
+            "gpu_driver_existing",
+            f'"{wish.existing}" is no choice{did_you_mean(wish.existing, ["skip", "adopt", "replace"])}',
+            "use skip, adopt or replace",
+        )
+    if wish.module not in ("auto", "open", "proprietary"):
+        notes.refuse(
+            "module",
+            "gpu_driver_module",
+            f'"{wish.module}" is no module{did_you_mean(wish.module, ["auto", "open", "proprietary"])}',
+            "use auto, open or proprietary",
+        )
+
+
+def package_set(facts: Mapping[str, Any], wish: Wish, notes: Notes) -> PackageSet | None:
+    """The package set of the host's distribution; refused where nobody has looked at it."""
+    described = (facts.get("kernel") or {}).get("distribution") or {}
+    name, release = str(described.get("id") or "").lower(), str(described.get("version") or "")
+    if name == "debian":
+        release = release.partition(".")[0]
+    found = find_set(name, release, wish.channel)
+    if found is None and wish.channel in ("distribution", "vendor"):
+        known = dict.fromkeys(f"{one.distribution} {number}" for one in sets() for number in one.releases)
+        notes.refuse(
+            "distribution",
+            f"{name or 'distribution'} {release}".strip(),
+            "its driver packages are not known",
+            f"use one of {listing(known)}, or add a set to myriad/fleet/driver/rules.yml",
+        )
+    return found
+
+
+def choose_packages(
+    wish: Wish, found: PackageSet | None, module: ModuleKind | None, notes: Notes, *, fabric: bool, subnet: bool
+) -> dict[str, str]:
+    """The packages of the lock that belong on this host, and a refusal for each that the lock lacks."""
+    if module is None:
+        return {}
+    unwanted = {kind for kind in MODULE_KINDS if kind != f"module-{module}"}
+    if not fabric:
+        unwanted.update(_FABRIC_KINDS)
+    elif not subnet:
+        unwanted.add("subnet-manager")
+    chosen = {
+        name: version
+        for name, version in wish.packages.items()
+        if (kind := kind_of(name)) is None or kind.name not in unwanted
+    }
+    if found is not None:
+        needed = [
+            f"module-{module}",
+            *REQUIRED_KINDS,
+            *(["fabric-manager"] if fabric else []),
+            *(["subnet-manager"] if subnet else []),
+        ]
+        for wanted in needed:
+            _require(wanted, chosen, wish, found, notes)
+    return chosen
+
+
+def _require(kind: str, chosen: Mapping[str, str], wish: Wish, found: PackageSet, notes: Notes) -> None:
+    where = f"{found.distribution}, channel {found.channel}"
+    patterns = found.patterns(kind, wish.driver)
+    if kind == "fabric-manager" and not patterns:
+        notes.refuse(
+            "fabric-manager",
+            where,
+            "this host has NVSwitches and the channel has no fabric manager; without one every CUDA program ends "
+            "with error 802",
+            "use the channel vendor",
+        )
+    # Module support and firmware of the set arrive by dependency, so only the module itself has to be named.
+    wanted = patterns[:1] if kind in MODULE_KINDS else [one for one in patterns if _is_entry(one)]
+    for alternatives in wanted:
+        if any(matches(alternatives, name) for name in chosen):
+            continue
+        names = " or ".join(alternatives)
+        notes.refuse(
+            "lock",
+            "the lock's nvidia-driver packages",
+            f"{kinds()[kind].about} is needed here and the lock names no {names}",
+            f"add {alternatives[0]} with its exact version (repository: {found.component})",
+        )
+
+
+def _is_entry(alternatives: Sequence[str]) -> bool:
+    """Packages that nothing else of the set pulls in; what a dependency brings need not be named."""
+    return not any(
+        name in ("nvidia-alternative", "libnvidia-ml1", "libnvidia-cfg1") or "jit" in name or "pkcs" in name
+        for name in alternatives
+    )
+
+
+def check_lock(packages: Mapping[str, str], wish: Wish, notes: Notes) -> None:
+    """The lock itself must be one version set."""
+    if not wish.driver:
+        notes.refuse("lock", "gpu_driver_versions.driver", "no driver version is locked", "name the exact version")
+        return
+    check_mix(packages, wish.driver, "the lock", notes)
+
+
+def check_mix(packages: Mapping[str, str], driver: str, where: str, notes: Notes) -> None:
+    """Refuse versions that may not stand together; warn about those that may."""
+    other = {name: version for name, version in exact(packages).items() if version != driver}
+    if other:
+        kind_names = dict.fromkeys(kind.about for name in sorted(other) if (kind := kind_of(name)) is not None)
+        notes.refuse(
+            "mixed",
+            where,
+            f"driver {driver} cannot stand next to {versions_text({name: packages[name] for name in other})}: "
+            f"{listing(kind_names)} must have the driver's version exactly",
+            "lock one version for all of them",
+        )
+    for name, version in sorted(packages.items()):
+        kind = kind_of(name)
+        if kind is None or kind.version != "branch" or upstream(version) == driver:
+            continue
+        if branch(version) < branch(driver):
+            notes.refuse(
+                "mixed",
+                where,
+                f"{name} {version} is of an older branch than driver {driver}; {kind.about} may be of "
+                f"R{branch(driver)} or newer",
+                f"lock {name} of R{branch(driver)}",
+            )
+        else:
+            notes.warn(
+                f"{name} is {upstream(version)} and the driver {driver}: {kind.about} may differ within the branch "
+                "or be newer"
+            )
+
+
+def check_candidates(
+    packages: Mapping[str, str], facts: Mapping[str, Any], found: PackageSet | None, notes: Notes
+) -> None:
+    """Every package must be had in exactly the locked version; a newer one is never taken instead."""
+    if facts.get("candidates") is None:
+        return
+    candidates: Mapping[str, Sequence[str]] = facts["candidates"]
+    installed = facts.get("installed") or {}
+    for name, version in sorted(packages.items()):
+        offered = sorted(candidates.get(name) or (), key=version_key)
+        if version in offered:
+            continue
+        if installed.get(name) == version:
+            notes.warn(
+                f"{name} {version} is installed, and no repository of this host has that version any more: keep a "
+                "mirror of it"
+            )
+            continue
+        archive = f" ({found.component})" if found else ""
+        has = f"the repositories have {', '.join(offered)}" if offered else "the repositories have no version of it"
+        notes.refuse(
+            "vanished",
+            f"{name} {version}",
+            f"no repository of this host has that version; {has}",
+            f"mirror the locked version{archive}, or lock another one on purpose; a newer one is never taken by itself",
+        )
+
+
+_KERNEL = re.compile(r"linux-(image|modules|modules-extra|generic|virtual)(-.*)?")
+
+
+def _is_kernel(package: str) -> bool:
+    return bool(_KERNEL.fullmatch(package)) and not is_prebuilt(package)
+
+
+def check_simulation(
+    packages: Mapping[str, str], remove: Sequence[str], facts: Mapping[str, Any], wish: Wish, notes: Notes
+) -> list[str]:
+    """Refuse a transaction that does more than the plan says.
+
+    Returns:
+        driver packages that come along by dependency: they are held like the named ones.
+    """
+    simulation = facts.get("simulation")
+    if not simulation:
+        return []
+    if simulation.get("error"):
+        notes.refuse(
+            "simulation",
+            "apt",
+            f"it cannot resolve the locked set: {' '.join(str(simulation['error']).split())}",
+            "lock the versions that it names, or repair the repositories; nothing was changed",
+        )
+        return []
+    install = {str(name): str(version) for name, version in (simulation.get("install") or {}).items()}
+    upgrade = {str(name): (str(pair[0]), str(pair[1])) for name, pair in (simulation.get("upgrade") or {}).items()}
+    gone = [str(name) for name in simulation.get("remove") or ()]
+    _refuse_kernels(install, upgrade, gone, notes)
+    surprises = sorted(name for name in gone if name not in remove and not _is_kernel(name))
+    if surprises:
+        notes.refuse(
+            "removal",
+            "apt",
+            f"installing the locked set would remove {listing(surprises)}",
+            "remove them yourself if they are not needed, or lock versions that get along with them",
+        )
+    after = {**install, **{name: new for name, (_old, new) in upgrade.items()}}
+    _refuse_downgrades(packages, upgrade, wish, notes)
+    wrong = {name: after[name] for name, version in packages.items() if name in after and after[name] != version}
+    if wrong:
+        locked = {name: packages[name] for name in wrong}
+        notes.refuse(
+            "simulation",
+            "apt",
+            f"it would install {versions_text(wrong)} instead of the locked {versions_text(locked)}",
+            "nothing was changed; look for pins in /etc/apt/preferences.d",
+        )
+    along = {name: version for name, version in of_driver(after).items() if name not in packages}
+    check_mix(along, wish.driver, "what apt would add", notes)
+    others = sorted(name for name in upgrade if name not in packages and kind_of(name) is None and not _is_kernel(name))
+    if others:
+        notes.warn(f"the transaction also upgrades {listing(others)}")
+    return sorted(along)
+
+
+def _refuse_kernels(
+    install: Mapping[str, str], upgrade: Mapping[str, tuple[str, str]], gone: Sequence[str], notes: Notes
+) -> None:
+    touched = {
+        **{name: f"install {name} {version}" for name, version in install.items() if _is_kernel(name)},
+        **{name: f"upgrade {name} from {old} to {new}" for name, (old, new) in upgrade.items() if _is_kernel(name)},
+        **{name: f"remove {name}" for name in gone if _is_kernel(name)},
+    }
+    if touched:
+        notes.refuse(
+            "kernel-change",
+            "apt",
+            f"the transaction would {listing(touched.values())}: the next boot would run another kernel, without a "
+            "module",
+            "hold the kernel packages, or upgrade the kernel first in a run of its own",
+        )
+
+
+def _refuse_downgrades(
+    packages: Mapping[str, str], upgrade: Mapping[str, tuple[str, str]], wish: Wish, notes: Notes
+) -> None:
+    down = {name: pair for name, pair in upgrade.items() if compare(pair[1], pair[0]) < 0}
+    # Going back to the lock is what replace is for.
+    if wish.existing == "replace":
+        down = {name: pair for name, pair in down.items() if name not in packages}
+    if down:
+        text = ", ".join(f"{name} from {old} to {new}" for name, (old, new) in sorted(down.items()))
+        notes.refuse(
+            "downgrade",
+            "apt",
+            f"the transaction would downgrade {text}",
+            "set gpu_driver_existing to replace if the locked set is meant to come back, else lock what is installed",
+        )
