@@ -176,7 +176,8 @@ class Keeper:
             if before.held:
                 record = replace(record, baseline=health.seen(portrait))
         if decision.granted:
-            return replace(record, claimed=True), _taints(verdict, True)
+            # What a container found before the fault proves nothing after it.
+            return replace(record, claimed=True, probe=None), _taints(verdict, True)
         # The larger the pool, the longer the pause: all its nodes may be waiting.
         self._ask_after = self._monotonic() + max(10.0, self._brake.sizes(place.pool).nodes * 0.03) * (
             0.5 + random.random()  # noqa: S311 - jitter, not a secret
