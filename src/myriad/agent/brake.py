@@ -34,6 +34,8 @@ NAME_PREFIX = "myriad-brake-"
 SIZES = "myriad-brake-sizes"
 """ConfigMap with the number of GPU nodes per pool, block and rack, from the description (`sizes`)."""
 BRAKE_LABEL = "myriad.dev/brake"
+ON = "the brake is on"
+"""How every sentence of a brake that holds begins."""
 
 WINDOW = timedelta(minutes=10)
 _NOTICE = timedelta(seconds=60)
@@ -208,7 +210,7 @@ class Decision:
 
     Attributes:
         granted: it may.
-        held: why not, with what to do; empty when granted.
+        held: why not, with what to do; empty when granted, and where the brake was let go: judge anew, then ask again.
         tripped: this very question put the brake on.
         released: when a person last let the brake go; empty where nobody did.
     """
@@ -219,7 +221,9 @@ class Decision:
     released: str = ""
 
 
-def decide(state: State, size: Sizes, node: str, place: Place, cause: str, now: datetime) -> tuple[Decision, State]:
+def decide(
+    state: State, size: Sizes, node: str, place: Place, cause: str, now: datetime, *, waits_since: str | None = None
+) -> tuple[Decision, State]:
     """Answer one node, and the state afterwards (the same object where nothing has to be written). Pure.
 
     Args:
@@ -229,10 +233,14 @@ def decide(state: State, size: Sizes, node: str, place: Place, cause: str, now: 
         place: where it stands.
         cause: what it found.
         now: an aware time.
+        waits_since: for a node that is held: the release that it knows of. One that came later is told before anything
+            is granted, so that the node drops what was reported before it and judges anew.
     """
     claims = {name: claim for name, claim in state.claims.items() if now - claim.at < WINDOW}
     trips = {scope: trip for scope, trip in state.trips.items() if now - trip.seen < WINDOW}
     released = _stamp(state.released) if state.released else ""
+    if waits_since is not None and released != waits_since:
+        return Decision(False, released=released), state
     if node in claims:
         return Decision(True, released=released), state
     for kind, name in place.scopes():
@@ -263,7 +271,7 @@ def sentence(scope: str, trip: Trip, pool: str) -> str:
     kind, _, name = scope.partition(" ")
     where = f"{kind} {name.replace('.', '/') if kind != 'pool' else name}"
     return (
-        f"the brake is on: {trip.closed}{of} nodes of {where} were closed within "
+        f"{ON}: {trip.closed}{of} nodes of {where} were closed within "
         f"{int(WINDOW.total_seconds() // 60)} minutes, and {trip.node} would be one more ({trip.cause}); suspect what "
         f"they share (control plane, roll-out, fabric, power) first; let go with: myriad gate --release {pool}"
     )
@@ -295,7 +303,7 @@ class Brake:
         self._now = now
         self._sleep = sleep
 
-    def ask(self, node: str, place: Place, cause: str) -> Decision:
+    def ask(self, node: str, place: Place, cause: str, *, waits_since: str | None = None) -> Decision:
         """May this node be closed? Two reads and at most one write; more only when others ask in the same moment.
 
         Raises ApiError where the API server refuses for another reason.
@@ -303,7 +311,7 @@ class Brake:
         size = self.sizes(place.pool)
         for attempt in range(_ATTEMPTS):
             body, state = self._read(place.pool)
-            decision, after = decide(state, size, node, place, cause, self._now())
+            decision, after = decide(state, size, node, place, cause, self._now(), waits_since=waits_since)
             if after is state or self._write(place.pool, body, after):
                 return decision
             self._sleep(random.random() * 0.05 * 2**attempt)  # noqa: S311 - jitter, not a secret

@@ -166,15 +166,15 @@ class Keeper:
             return replace(record, open=True, held=before.held), set()
         place = _place(node, expected)
         try:
-            decision = self._brake.ask(self._settings.node, place, verdict.cause)
+            waits_since = before.released if before.held.startswith(brake.ON) else None
+            decision = self._brake.ask(self._settings.node, place, verdict.cause, waits_since=waits_since)
         except MyriadError as error:
             # Without the brake nothing is closed: when the control plane is in trouble, it is the last to add to it.
             return replace(record, open=True, held=f"the brake cannot be asked: {error.message}"), set()
-        if decision.released and decision.released != before.released:
+        record = replace(record, released=decision.released)
+        if not decision.granted and not decision.held:
             # Somebody let the brake go since: what was reported before that is not replayed.
-            record = replace(record, released=decision.released)
-            if before.held:
-                record = replace(record, baseline=health.seen(portrait))
+            return replace(record, open=True, held="", baseline=health.seen(portrait)), set()
         if decision.granted:
             # What a container found before the fault proves nothing after it.
             return replace(record, claimed=True, probe=None), _taints(verdict, True)

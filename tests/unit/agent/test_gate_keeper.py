@@ -231,6 +231,8 @@ def test_many_at_once_are_held_with_an_event_and_closed_after_the_brake_was_let_
     assert world.api.calls == [], "a node that is held asks seldom"
     world.keeper._brake.release("h100")
     world.look(sick, s=60)
+    assert world.taints == [] and world.record.held == ""
+    world.look(sick)
     assert world.taints == [UNHEALTHY] and world.record.held == ""
     assert len(world.api.events) == 1
 
@@ -257,7 +259,7 @@ def test_without_an_answer_from_the_brake_nothing_closes(world: World) -> None:
     world.opened()
 
     class Broken:
-        def ask(self, *_: Any) -> Any:
+        def ask(self, *_: Any, **__: Any) -> Any:
             raise ApiError(500, "InternalError", "etcd", where="test")
 
     world.keeper._brake = Broken()  # type: ignore[assignment]
