@@ -267,11 +267,11 @@ def decide(
 
 def sentence(scope: str, trip: Trip, pool: str) -> str:
     """What the brake says: what happened, what to suspect, how to let it go."""
-    of = f" of {trip.nodes}" if trip.nodes else ""
+    count = f"{trip.closed} of {trip.nodes} nodes" if trip.nodes else f"{trip.closed} node{'s'[: trip.closed != 1]}"
     kind, _, name = scope.partition(" ")
     where = f"{kind} {name.replace('.', '/') if kind != 'pool' else name}"
     return (
-        f"{ON}: {trip.closed}{of} nodes of {where} were closed within "
+        f"{ON}: {count} of {where} closed within "
         f"{int(WINDOW.total_seconds() // 60)} minutes, and {trip.node} would be one more ({trip.cause}); suspect what "
         f"they share (control plane, roll-out, fabric, power) first; let go with: myriad gate --release {pool}"
     )

@@ -221,7 +221,7 @@ def test_many_at_once_are_held_with_an_event_and_closed_after_the_brake_was_let_
     record = world.record
     assert world.taints == [] and record.open and not record.claimed
     assert record.held.startswith(
-        "the brake is on: 4 of 100 nodes of pool h100 were closed within 10 minutes, and gpu3 would be one more "
+        "the brake is on: 4 of 100 nodes of pool h100 closed within 10 minutes, and gpu3 would be one more "
         "(GPU 0: 1 uncorrected memory errors"
     )
     assert record.held.endswith("let go with: myriad gate --release h100")
