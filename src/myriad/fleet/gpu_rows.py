@@ -4,8 +4,9 @@ Sources, for all rows:
     compute capability: https://developer.nvidia.com/cuda-gpus and https://developer.nvidia.com/cuda-legacy-gpus
     PCI ids: the PCI ID list, https://pci-ids.ucw.cz, version 2026.08.22; subsystems and product names: the table of
         compatible GPUs in the README of https://github.com/NVIDIA/open-gpu-kernel-modules, 595.45.04
-    first driver: the first release whose README of that repository lists the id (from 515.48.07 on); for older cards
-        the branch that introduced the architecture
+    first driver: the first release whose README of that repository lists the id (from 515.48.07 on), or an older
+        branch's release whose package does (Ubuntu's 535.161.08; tests/fixtures/driver/supported-ids.yml compares);
+        none where older branches got the card later: then the architecture's first branch decides
     MIG profiles: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html and, by PCI id,
         deployments/systemd/config-default.yaml of https://github.com/NVIDIA/mig-parted (August 2026)
     first driver with MIG: .../mig-user-guide/620/deployment-considerations.html
@@ -81,7 +82,7 @@ MODELS: tuple[GpuModel, ...] = (
         "GH200-96GB", 96, "superchip", "9.0", (1, 2, 4), "NVIDIA GH200 data sheet",
         architecture="grace-hopper", pci=_ids("2342"), bandwidth_gb_s=4000,
         products=("NVIDIA GH200 120GB", "NVIDIA GH200 480GB"), nvlink=NvLink(4, 900),
-        mig=_MIG_96, mig_driver="545.29.03", first_driver="545.29.03",
+        mig=_MIG_96, mig_driver="535.161.08", first_driver="535.161.08",
     ),
     GpuModel(
         "GH200-144GB", 144, "superchip", "9.0", (1, 2, 4), "NVIDIA GH200 data sheet",
@@ -129,14 +130,12 @@ MODELS: tuple[GpuModel, ...] = (
         "H800-SXM5-80GB", 80, "SXM", "9.0", (8,), "NVIDIA H800 product brief",
         architecture="hopper", pci=_ids("2324"), bandwidth_gb_s=3350,
         products=("NVIDIA H800",), nvlink=NvLink(4, 400), switched=(8,),
-        mig=_MIG_80, mig_driver="530.41.03", first_driver="530.41.03",
-    ),
+        mig=_MIG_80, mig_driver="525.85.12",    ),
     GpuModel(
         "H800-PCIe-80GB", 80, "PCIe", "9.0", (), "NVIDIA H800 product brief",
         architecture="hopper", pci=_ids("2322"), bandwidth_gb_s=2000,
         products=("NVIDIA H800 PCIe",), nvlink=NvLink(4, 400, bridge=True),
-        mig=_MIG_80, mig_driver="530.41.03", first_driver="530.41.03",
-    ),
+        mig=_MIG_80, mig_driver="525.85.12",    ),
     GpuModel(
         "A100-SXM4-80GB", 80, "SXM", "8.0", (4, 8, 16), "NVIDIA A100 data sheet; HGX A100 with 4, 8 or 16",
         architecture="ampere", pci=_ids("20b2"), bandwidth_gb_s=2039,
@@ -189,13 +188,12 @@ MODELS: tuple[GpuModel, ...] = (
         "L20", 48, "PCIe", "8.9", (), "NVIDIA L20 product brief",
         architecture="ada", pci=_ids("26ba", "26b7"), bandwidth_gb_s=864,
         products=("NVIDIA L20",),
-        first_driver="550.40.07",
+        first_driver="535.161.08",
     ),
     GpuModel(
         "L4", 24, "PCIe", "8.9", (), "NVIDIA L4 data sheet",
         architecture="ada", pci=_ids("27b8"), bandwidth_gb_s=300,
         products=("NVIDIA L4",),
-        first_driver="530.41.03",
     ),
     GpuModel(
         "RTX-PRO-6000-BSE", 96, "PCIe", "12.0", (), "NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet",

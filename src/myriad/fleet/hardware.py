@@ -85,8 +85,8 @@ OPEN_FIRST_BRANCH = 515
 """First branch with an open kernel module (driver installation guide, "Kernel Modules")."""
 OPEN_DEFAULT_BRANCH = 560
 """From this branch on the open module is "the default and suggested installation" (the same page)."""
-PROPRIETARY_LAST_BRANCH = 615
-"""The guide for 610 has both flavors, the guide for 620 only the open one; 615 is the last one before that."""
+PROPRIETARY_LAST_BRANCH = 610
+"""The guide for 610 has both flavors, the guide for 620 the open one; Ubuntu builds 615 as open modules only."""
 
 
 @dataclass(frozen=True, slots=True)

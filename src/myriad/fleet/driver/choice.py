@@ -168,23 +168,9 @@ def check_branch(gpus: Gpus, module: ModuleKind | None, driver: str, where: str,
         return
     number = branch(driver)
     for model in dict.fromkeys(gpus.models):
-        chip = ARCHITECTURES[model.architecture]
-        first = model.first_driver or f"{chip.first_branch}"
-        if number < chip.first_branch or older(driver, first):
-            floor = max(first, str(chip.first_branch), key=lambda text: [int(part) for part in text.split(".")])
-            notes.refuse(
-                "branch",
-                where,
-                f"{driver} does not know {model.name} ({chip.name}), which needs {_version_or_branch(floor)} or newer",
-                "lock a newer driver for this pool",
-            )
-        elif chip.last_branch is not None and number > chip.last_branch:
-            notes.refuse(
-                "branch",
-                where,
-                f"{driver} no longer serves {model.name} ({chip.name}); R{chip.last_branch} is the last branch for it",
-                f"lock a driver of R{chip.last_branch} for this pool",
-            )
+        fault = driver_fault(model, driver)
+        if fault is not None:
+            notes.refuse("branch", where, *fault)
     if module == "open" and number < OPEN_FIRST_BRANCH:
         notes.refuse(
             "branch",
@@ -201,8 +187,22 @@ def check_branch(gpus: Gpus, module: ModuleKind | None, driver: str, where: str,
         )
 
 
-def _version_or_branch(text: str) -> str:
-    return text if "." in text else f"R{text}"
+def driver_fault(model: GpuModel, driver: str) -> tuple[str, str] | None:
+    """Why a driver version does not serve a GPU, and what to do; None when it does."""
+    chip = ARCHITECTURES[model.architecture]
+    number = branch(driver)
+    if number < chip.first_branch or (model.first_driver and older(driver, model.first_driver)):
+        newest = model.first_driver if branch(model.first_driver) >= chip.first_branch else f"R{chip.first_branch}"
+        return (
+            f"{driver} does not know {model.name} ({chip.name}), which needs {newest} or newer",
+            "lock a newer driver for this pool",
+        )
+    if chip.last_branch is not None and number > chip.last_branch:
+        return (
+            f"{driver} no longer serves {model.name} ({chip.name}); R{chip.last_branch} is the last branch for it",
+            f"lock a driver of R{chip.last_branch} for this pool",
+        )
+    return None
 
 
 def choose_fabric(bus: Bus, gpus: Gpus, wish: Wish, notes: Notes, *, virtual: bool) -> tuple[bool, str]:
