@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ansible_collections.myriad.gpu.plugins.module_utils import fsops, kernel, units
+from ansible_collections.myriad.gpu.plugins.module_utils import fsops, kernel, packages, units
 from ansible_collections.myriad.gpu.plugins.module_utils.record import below
 
 
@@ -113,6 +113,12 @@ class Comparison:
             version = found.get(entry["name"])
             if version != entry["version"]:
                 self.differs(role, "package", entry["name"], entry["version"], version or "not installed")
+        holds = list(self.of("holds"))
+        if holds:
+            held = packages.Database(self.root).held
+            for role, entry in holds:
+                if entry["name"] not in held:
+                    self.differs(role, "hold", entry["name"], "held", "not held")
 
     def images(self):
         wanted = list(self.of("images"))

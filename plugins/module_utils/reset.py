@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from ansible_collections.myriad.gpu.plugins.module_utils import fsops, units
+from ansible_collections.myriad.gpu.plugins.module_utils import fsops, packages, units
 from ansible_collections.myriad.gpu.plugins.module_utils.record import ORIGINALS, SITE_FILE, below, load_all
 
 # Never removed, whoever recorded it: how the node is reached, by whom, and with what.
@@ -45,6 +45,18 @@ MANAGEMENT_UNITS = (
     "systemd-logind.service",
     "systemd-journald.service",
     "systemd-udevd.service",
+)
+# Packages without which nobody gets onto the node again, or nothing can be removed from it.
+MANAGEMENT_PACKAGES = (
+    "openssh-server",
+    "python3",
+    "python3-apt",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+    "dbus",
+    "apt",
+    "dpkg",
 )
 # Data directories that can only be a mistake.
 TOO_HIGH = (
@@ -133,6 +145,7 @@ class Reset:
                 )
             )
         self.processes({path for path in programs if not under(path, self.keep_paths)})
+        self.packages()
         for path in data:
             self.tree(path)
         for _role, entry in self.of("artifacts"):
@@ -249,6 +262,35 @@ class Reset:
                     continue
             time.sleep(0.2)
         self.leftovers.extend(f"process {pid}" for pid in running(programs))
+
+    def packages(self):
+        """Let holds go, and remove what came with the roles' packages; what others need by now stays."""
+        holds = [entry["name"] for _role, entry in self.of("holds") if entry.get("ours")]
+        brought = [entry["name"] for _role, entry in self.of("packages") if entry.get("brought")]
+        brought += [entry["name"] for _role, entry in self.of("brought")]
+        if not self.live or not (holds or brought):
+            return
+        database = packages.Database()
+        held = sorted({name for name in holds if name in database.held})
+        for name in held:
+            self.gone(f"hold of {name}")
+        names = {name for name in brought if name in database.versions or name in database.unfinished}
+        staying = {*MANAGEMENT_PACKAGES, *self.params["keep"]}
+        for name in sorted(names & staying):
+            why = "asked to be kept" if name in self.params["keep"] else "part of the management path"
+            self.kept.append(f"package {name}: {why}")
+        going, needed = packages.purge_plan(names - staying)
+        for name, by in sorted(needed.items()):
+            self.kept.append(f"package {name}: needed by {by}, which no role installed")
+        for name in going:
+            self.gone(f"package {name}")
+        if self.check:
+            return
+        packages.hold(held, wanted=False)
+        if going:
+            packages.purge(going)
+            left = packages.Database().versions
+            self.leftovers.extend(f"package {name}" for name in going if name in left)
 
     def tree(self, path):
         real = below(self.root, path)

@@ -244,7 +244,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.myriad.gpu.plugins.module_utils import host, kernel, units
+from ansible_collections.myriad.gpu.plugins.module_utils import host, kernel, packages, units
 from ansible_collections.myriad.gpu.plugins.module_utils.drift import Comparison
 from ansible_collections.myriad.gpu.plugins.module_utils.present import Present
 from ansible_collections.myriad.gpu.plugins.module_utils.record import (
@@ -396,7 +396,7 @@ def main():
                 )
             work = Present(params, module.check_mode)
             result = work.run()
-    except (RecordError, LookupError, kernel.SystemFault, units.UnitError) as error:
+    except (RecordError, LookupError, kernel.SystemFault, packages.PackageError, units.UnitError) as error:
         done = work.result() if work is not None else {}
         done.pop("changed", None)
         module.fail_json(msg=str(error), exception=None, invocation={"module_args": slim}, **done)

@@ -120,6 +120,18 @@ class UpstreamImage(_Strict):
     )
 
 
+class PackageSet(_Strict):
+    """Packages that belong together on a host, at exact versions. The repository's own signature vouches for them.
+
+    A set names everything that a host of this kind may get; which of it one host gets is decided on that host.
+    """
+
+    channel: Literal["distribution", "vendor"] = Field(description="whose repository has them")
+    distribution: str = Field(description="ID and version of os-release, as debian12")
+    driver: str = Field("", description="version of the driver in the set; empty where it holds none")
+    packages: dict[str, str] = Field(min_length=1, description="package -> exact version")
+
+
 class Component(_Strict):
     """One component: a version, its artifacts, and where they come from."""
 
@@ -131,6 +143,10 @@ class Component(_Strict):
     sources: Sources = Field(default_factory=Sources)
     images: dict[str, ImageEntry] = Field(default_factory=dict)
     upstream_images: dict[str, UpstreamImage] = Field(default_factory=dict)
+    package_sets: list[PackageSet] = Field(
+        default_factory=list,
+        description="one for each distribution and channel; the component's version names no package",
+    )
 
     @model_validator(mode="after")
     def _sources_name_artifacts(self) -> Component:
