@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from myriad.fleet.catalog import CATALOG
 from myriad.fleet.labels import PREFIX, place_value
 from myriad.fleet.names import MAX_NAME
-from myriad.fleet.portrait import GPUS, Gpu, Labelling, MigStrategy, Portrait, Spec
+from myriad.fleet.portrait import GPUS, PCI, Gpu, Labelling, MigStrategy, Portrait, Spec
 
 MIXED = "mixed"
 GPU_COUNT = f"{PREFIX}gpu-count"
@@ -42,7 +42,7 @@ def derive_labels(portrait: Portrait, spec: Spec, settings: Labelling) -> dict[s
     A portrait whose GPUs could not be asked gives the description's labels only (`is_complete`).
     """
     labels: dict[str, str] = {}
-    if is_complete(portrait):
+    if is_complete(portrait) and GPUS in portrait.observations:
         if "own" in settings.sets:
             labels |= _own(portrait)
         if "gfd" in settings.sets and any(gpu.vendor == "nvidia" for gpu in portrait.gpus):
@@ -61,8 +61,10 @@ def derive_labels(portrait: Portrait, spec: Spec, settings: Labelling) -> dict[s
 
 
 def is_complete(portrait: Portrait) -> bool:
-    """Whether the driver could be asked: only then is a label that is missing here a label to be taken away."""
-    return not portrait.fault(GPUS)
+    """Whether it is known which GPUs there are: only then is a label that is missing here a label to be taken away."""
+    if GPUS in portrait.observations:
+        return not portrait.fault(GPUS)
+    return not portrait.fault(PCI) and not portrait.pci.gpus
 
 
 def label_value(text: str) -> str:

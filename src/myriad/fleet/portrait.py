@@ -322,10 +322,21 @@ class Neighbour(Group):
     port_description: str = ""
 
 
+class Summary(Document):
+    """The portrait in one line, for tables. `model` is `mixed` where GPUs differ; `gate` is `open` or `closed`."""
+
+    gpus: int | None = None
+    model: str = ""
+    driver: str = ""
+    gate: str = ""
+    cause: str = ""
+
+
 class Portrait(Document):
     """What a node was found to be."""
 
     node: str
+    summary: Summary = Summary()
     machine_id: str = ""
     boot_id: str = ""
     observations: dict[str, Observation] = Field(default_factory=dict)
@@ -471,7 +482,8 @@ def facts(portrait: Portrait) -> list[Fact]:
 
 def _leaves(portrait: Portrait) -> Iterator[tuple[str, str, Any]]:
     for name, field in type(portrait).model_fields.items():
-        if name != "observations":
+        # The summary repeats what stands elsewhere.
+        if name not in ("observations", "summary", "node"):
             yield from _walk(getattr(portrait, name), field.alias or name, KERNEL)
 
 

@@ -13,6 +13,7 @@ from myriad.agent.collect.network import Network
 from myriad.agent.collect.nvidia import Nvidia, NvidiaVersions
 from myriad.agent.collect.pci import HUAWEI, NVIDIA, Pci
 from myriad.agent.collect.source import Source
+from myriad.fleet.catalog import CATALOG as CATALOG_MODELS
 from myriad.fleet.gpu_types import GpuModel
 from myriad.fleet.hardware import by_pci, by_product
 from myriad.fleet.portrait import (
@@ -131,7 +132,17 @@ def _model(ids: str, subsystem: str | None, product: str) -> GpuModel | None:
     vendor, _, device = ids.partition(":")
     known = by_pci(vendor, device, subsystem) if device else None
     # A virtual machine may show another id; what the driver calls the card is the second witness.
-    return known or (by_product(product) if product else None)
+    return known or (by_product(product) if product else None) or _family(product)
+
+
+def _family(product: str) -> GpuModel | None:
+    """Ascend chips come in bins (910B1 to 910B4) of one model of the catalog."""
+    plain = product.replace(" ", "")
+    return max(
+        (model for model in CATALOG_MODELS.values() if model.vendor == "huawei" and plain.startswith(model.name)),
+        key=lambda model: len(model.name),
+        default=None,
+    )
 
 
 def _kind(gpu: Gpu, model: GpuModel | None, found: Findings) -> str | None:
