@@ -336,6 +336,29 @@ class Api:
             content_type=_PATCH_TYPES[kind],
         )
 
+    def evict(self, pod: str, *, namespace: str, dry_run: bool = False, uid: str = "") -> None:
+        """Ask a pod to leave its node, as its PodDisruptionBudgets allow.
+
+        Args:
+            pod: its name.
+            namespace: its namespace.
+            dry_run: only ask whether it would be allowed.
+            uid: refuse (409) where the name has come to mean another pod.
+
+        Raises:
+            ApiError: 429 where a budget forbids it now, 404 where it is gone.
+        """
+        options: Json = {"dryRun": ["All"]} if dry_run else {}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+            **({"deleteOptions": options} if options else {}),
+        }
+        self._json("POST", PODS.path(namespace, pod, "eviction"), body=body)
+
     def create_event(
         self, about: Json, *, reason: str, message: str, type_: str = "Normal", component: str = "myriad-scheduler"
     ) -> None:
