@@ -111,15 +111,22 @@ def sizes(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
             continue
         entry = found.setdefault(pool, {"nodes": 0, "blocks": {}, "racks": {}})
         entry["nodes"] += 1
-        # The deepest place is the one whose value is the longest path; keys of levels are the site's own words.
-        places = [value for key, value in labels.items() if key.startswith("myriad.dev/") and "." in value]
-        own = [value for value in places if any(value.startswith(f"{other}.") for other in labels.values())]
-        rack = max(own, key=len, default="")
+        rack = deepest_place(labels)
         if rack:
             block = rack.rpartition(".")[0]
             entry["racks"][rack] = entry["racks"].get(rack, 0) + 1
             entry["blocks"][block] = entry["blocks"].get(block, 0) + 1
     return found
+
+
+def deepest_place(labels: Mapping[str, str]) -> str:
+    """The narrowest place in a node's labels as its whole path (`hall1.b1.r1`); empty where it has none.
+
+    Keys of levels are the site's own words; the value of a level begins with the value of the level above.
+    """
+    own = {key: value for key, value in labels.items() if key.startswith("myriad.dev/")}
+    paths = [v for v in own.values() if any(v.startswith(f"{other}.") for other in own.values())]
+    return max(paths, key=len, default="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,9 +212,7 @@ class _Judging:
                 None,
                 False,
                 advice.cause,
-                advice.next
-                or f"kubectl logs -n myriad-system "
-                f"-l app.kubernetes.io/name=myriad-agent --field-selector spec.nodeName={self.node}",
+                advice.next or agent_log(self.node),
             )
         if found == wanted:
             return Check(check, wanted, found, True)
@@ -545,6 +543,14 @@ def resources(expected: Expected, kubelet: Kubelet) -> dict[str, int]:
     if len(profiles) == 1 and expected.resource in kubelet.capacity and not any(n in kubelet.capacity for n in mixed):
         return {expected.resource: sum(mixed.values())}
     return mixed
+
+
+def agent_log(node: str) -> str:
+    """The command that shows what a node's agent says."""
+    return (
+        "kubectl logs -n myriad-system $(kubectl get pods -n myriad-system -o name -l "
+        f"app.kubernetes.io/name=myriad-agent --field-selector spec.nodeName={node})"
+    )
 
 
 def registry_url(registry: str) -> str:
