@@ -81,7 +81,10 @@ class ProbeResult:
 
     def as_json(self) -> Json:
         """For the annotation; `from_json` reads it."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, "", {})}
+        body = asdict(self)
+        return {
+            key: value for key, value in body.items() if value not in (None, {}) and (key, value) != ("skipped", "")
+        }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ProbeResult:
