@@ -26,6 +26,8 @@ TASK_KEYWORDS = {
 #: Templates that cannot, or need not, say who manages them; each with its reason.
 NO_HEADER = {
     "device_plugin/templates/objects.yaml.j2": "objects for the API server, no file of a host",
+    "fabric/templates/configure/etc/myriad/fabric.json.j2": "JSON has no comments",
+    "fabric/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "kueue/templates/values.yaml.j2": "values for helm, no file of a host",
     "node_portrait/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "scheduler_extension/templates/objects.yaml.j2": "objects for the API server, no file of a host",

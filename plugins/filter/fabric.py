@@ -1,0 +1,90 @@
+"""Filters over `myriad.fleet.fabric` and the lock: interfaces of one node, packages of one component."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: fabric
+short_description: Interfaces between GPUs, from the description
+description:
+  - C(fabric_plan) gives the interfaces of one node from the description of its pool; empty where that has none.
+  - C(fabric_hosts) is the host pattern of nodes for which the role fabric has something to do.
+  - C(locked_packages) are the packages that the lock has for a component on a distribution.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from myriad.fleet import fabric
+from myriad.fleet.model import Fabric, pool_of_group
+from myriad.stack.lock import load_lock
+from pydantic import ValidationError
+
+NOBODY = "gpu_nodes:!all"
+"""A pattern that no host matches, and over which ansible does not wonder."""
+
+
+def fabric_plan(
+    fabrics: Mapping[str, Any],
+    host: str,
+    group_names: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+    hostvars: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Interfaces of one node. It reads the variables of this host and of the next one of its pool, no others."""
+    group = next((name for name in group_names if name.startswith("pool_") and pool_of_group(name, fabrics)), None)
+    if group is None:
+        return {}
+    pool = str(pool_of_group(group, fabrics))
+    try:
+        described = Fabric.model_validate(dict(fabrics[pool]))
+        own = fabric.plan(host, _address(hostvars, host), described)
+        ring = list(groups[group])
+        after = ring[(ring.index(host) + 1) % len(ring)]
+        peer = fabric.plan(after, _address(hostvars, after), described) if after != host else None
+    except ValidationError as error:
+        raise AnsibleFilterError(f"myriad_fabric.{pool} is wrong; `myriad validate` says where: {error}") from error
+    except ValueError as error:
+        raise AnsibleFilterError(f"myriad_fabric.{pool}: the address pattern {error}") from error
+    return own.as_dict(peer=peer)
+
+
+def _address(hostvars: Mapping[str, Mapping[str, Any]], host: str) -> str:
+    try:
+        return str(hostvars[host].get("ansible_host", host))
+    except KeyError:
+        return host
+
+
+def fabric_hosts(
+    fabrics: Mapping[str, Any] | None, topology: Mapping[str, Any] | None, groups: Mapping[str, Sequence[str]]
+) -> str:
+    """Groups of pools with a fabric; all GPU nodes where switches are described; a pattern for nobody otherwise."""
+    if (topology or {}).get("switches"):
+        return "gpu_nodes"
+    pools = [name for name in groups if name.startswith("pool_") and pool_of_group(name, fabrics or {})]
+    return ":".join(sorted(pools)) or NOBODY
+
+
+def locked_packages(component: str, distribution: str, version: str) -> dict[str, str]:
+    """Package to exact version; empty where the lock has none for this distribution.
+
+    Args:
+        component: its name in the lock.
+        distribution: name as ansible has it (Debian).
+        version: version of the distribution (12.11).
+    """
+    name = str(distribution).lower()
+    major = str(version).split(".")[0] if name == "debian" else str(version)
+    for found in load_lock().component(component).package_sets:
+        if found.distribution == f"{name}{major}":
+            return dict(found.packages)
+    return {}
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """Filters by name."""
+        return {"fabric_plan": fabric_plan, "fabric_hosts": fabric_hosts, "locked_packages": locked_packages}
