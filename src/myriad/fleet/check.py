@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from myriad.fleet import model, names
 from myriad.fleet.catalog import CATALOG
+from myriad.fleet.check_mig import check_mig
 from myriad.fleet.check_shares import check_shares
 from myriad.fleet.check_wiring import check_wiring
 from myriad.fleet.problems import Origin, Problem, errors, fold, warnings
@@ -74,6 +75,7 @@ def check(raw: RawInventory) -> Checked:
         burn_in=parts.burn_in,
     )
     problems += check_wiring(fleet, raw)
+    problems += check_mig(fleet, raw)
     shares = check_shares(fleet, raw)
     if errors([*problems, *shares]):
         # What was refused counts as absent here: that something is left over says nothing yet.

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from myriad.fleet import names, quantity
 from myriad.fleet.catalog import model_fault
+from myriad.fleet.mig import Cut, read_cut
 
 MAX_GPUS_PER_NODE = 32
 MAX_PRIORITY = 1_000_000_000
@@ -201,11 +202,27 @@ class Cluster(_Part):
     topology_levels: Levels = Field(default=("room", "block", "rack"), min_length=1, max_length=15)
 
 
+def _cut(value: Any) -> Cut:
+    try:
+        return value if isinstance(value, Cut) else read_cut(value)
+    except ValueError as error:
+        raise _refuse(str(error)) from error
+
+
+class Sharing(_Part):
+    """Several pods on one whole GPU, taking turns. Nothing keeps their memory apart."""
+
+    replicas: Annotated[
+        int, BeforeValidator(_whole("replicas are a whole number of pods on one GPU, from 1 to 48", low=1, high=48))
+    ] = 1
+
+
 class Pool(_Part):
     """Nodes of one kind: GPU model, cards a node, what they are used for, and who places jobs on them.
 
     `cpu_per_gpu` (cores) and `memory_per_gpu` (a quantity) turn a GPU quota into CPU and memory quotas; without them
-    CPU and memory never bind.
+    CPU and memory never bind. `mig` cuts the cards into slices, `sharing` lets pods take turns on whole ones; without
+    either a pod gets whole cards. Quotas stay in GPUs: a GPU that is cut seven ways is seven slices of quota.
     """
 
     model: Annotated[str, BeforeValidator(_gpu_model)]
@@ -223,6 +240,8 @@ class Pool(_Part):
         | None
     ) = None
     memory_per_gpu: Annotated[str | None, BeforeValidator(_memory)] = None
+    mig: Annotated[Cut, BeforeValidator(_cut)] = Field(default_factory=Cut)
+    sharing: Sharing = Field(default_factory=Sharing)
 
 
 class GpuHours(_Part):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
-from myriad.fleet import model, quantity
+from myriad.fleet import mig, model, quantity
 from myriad.fleet.labels import HOSTNAME_LABEL, POOL_LABEL, TEAM_LABEL, level_label
 from myriad.fleet.volcano import volcano_objects
 
@@ -112,7 +112,7 @@ def cohorts(fleet: model.Fleet) -> list[KubeObject]:
 def cluster_queues(fleet: model.Fleet) -> list[KubeObject]:
     """One ClusterQueue for each team and pool in which the team has a quota (0 included: then all is borrowed)."""
     return [
-        _cluster_queue(team_name, team, pool_name, fleet.pools[pool_name])
+        _cluster_queue(team_name, team, pool_name, fleet.pools[pool_name], resources_per_gpu(fleet, pool_name))
         for team_name, team in sorted(fleet.teams.items())
         for pool_name in sorted(team.quota)
     ]
@@ -136,14 +136,28 @@ def local_queues(fleet: model.Fleet) -> list[KubeObject]:
     return result
 
 
-def _cluster_queue(team_name: str, team: model.Team, pool_name: str, pool: model.Pool) -> KubeObject:
+def resources_per_gpu(fleet: model.Fleet, pool_name: str) -> dict[str, Fraction]:
+    """What one GPU of a pool is counted as: `nvidia.com/gpu` once, or its slices, or the pods that share it."""
+    pool = fleet.pools[pool_name]
+    return mig.shares_per_gpu(
+        pool.mig,
+        hosts={host.name: host.gpus for host in fleet.hosts_by_pool.get(pool_name, ())},
+        gpus=pool.gpus_per_node,
+        resource=pool.resource,
+        replicas=pool.sharing.replicas,
+    )
+
+
+def _cluster_queue(
+    team_name: str, team: model.Team, pool_name: str, pool: model.Pool, per_gpu: dict[str, Fraction]
+) -> KubeObject:
     cohort = model.cohort_of(team, pool)
     spec: dict[str, Any] = {
         "resourceGroups": [
             {
-                "coveredResources": ["cpu", "memory", pool.resource],
+                "coveredResources": ["cpu", "memory", *per_gpu],
                 "flavors": [
-                    {"name": pool_name, "resources": _quotas(team, pool_name, pool, shares=cohort is not None)}
+                    {"name": pool_name, "resources": _quotas(team, pool_name, pool, per_gpu, shares=cohort is not None)}
                 ],
             }
         ],
@@ -166,8 +180,11 @@ def _cluster_queue(team_name: str, team: model.Team, pool_name: str, pool: model
     }
 
 
-def _quotas(team: model.Team, pool_name: str, pool: model.Pool, *, shares: bool) -> list[dict[str, str]]:
-    """Quotas of cpu, memory and GPUs, in the order of coveredResources (Kueue insists on it)."""
+def _quotas(
+    team: model.Team, pool_name: str, pool: model.Pool, per_gpu: dict[str, Fraction], *, shares: bool
+) -> list[dict[str, str]]:
+    """Quotas of cpu, memory and GPUs, in the order of coveredResources (Kueue insists on it). Slices are counted whole:
+    what a quota of GPUs does not fill is left out."""
     gpus = team.quota[pool_name]
     # Kueue refuses limits on a queue without a cohort.
     limits = {
@@ -184,11 +201,18 @@ def _quotas(team: model.Team, pool_name: str, pool: model.Pool, *, shares: bool)
                 scaled[field] = quantity.canonical(limit * per_gpu, binary=binary)
         return scaled
 
+    def whole(resource: str, share: Fraction) -> dict[str, str]:
+        counted = {"name": resource, "nominalQuota": quantity.canonical(int(gpus * share))}
+        counted.update(
+            {field: quantity.canonical(int(limit * share)) for field, limit in limits.items() if limit is not None}
+        )
+        return counted
+
     memory, binary = quantity.parse(pool.memory_per_gpu) if pool.memory_per_gpu else (None, True)
     return [
         row("cpu", pool.cpu_per_gpu, UNBOUND_CPU),
         row("memory", memory, UNBOUND_MEMORY, binary=binary),
-        row(pool.resource, Fraction(1), "0"),
+        *(whole(name, share) for name, share in per_gpu.items()),
     ]
 
 

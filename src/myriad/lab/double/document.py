@@ -161,7 +161,7 @@ def build(
     Args:
         node: the node's name.
         card: values of the model: name, memory_mib, pci_device_id and the rest of a `gpus` entry that is the same for
-            every card, and `nvswitch` ({pci_device_id, count} or None), `mig_profiles`, `open_module`.
+            every card, and `nvswitch` ({pci_device_id, count, boards} or None), `mig_profiles`, `open_module`.
         count: number of GPUs, 0 to 16.
         nics: network cards, as {link: InfiniBand or Ethernet, rate_gb_s, pci_device_id, driver}.
         driver: version of all parts of the driver.
@@ -186,7 +186,9 @@ def build(
                 **own,
             }
         )
-    switch = card.get("nvswitch") if count > 1 else None
+    switch = card.get("nvswitch")
+    if switch and count not in switch.get("boards", (count,)):
+        switch = None
     switches = [
         {"bus_id": f"00000000:{slot}:00.0", "pci_device_id": switch["pci_device_id"], "numa_node": 0}
         for slot in _SWITCH_SLOTS[: switch["count"]]
