@@ -1,0 +1,77 @@
+"""Drains nodes from the controller, in the worker itself. What happens is in `myriad.kube.drain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.module_utils.drain_options import ARGUMENTS
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
+        try:
+            from myriad.errors import MyriadError
+        except ImportError as error:
+            raise AnsibleActionFail(
+                f"The Python package myriad cannot be imported on the controller: {error}. "
+                "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
+            ) from error
+        try:
+            result.update(self._carry_out(args))
+        except MyriadError as error:
+            raise AnsibleActionFail(str(error)) from error
+        return result
+
+    def _carry_out(self, args: dict[str, Any]) -> dict[str, Any]:
+        from myriad.kube import drain as engine
+        from myriad.kube.client import NODES, connect
+
+        nodes = [str(name) for name in args["nodes"]]
+        check, state = bool(self._task.check_mode), args["state"]
+        api = connect(args["kubeconfig"])
+        options = engine.DrainOptions(
+            by=args["by"], reason=args["reason"], deadline_s=float(args["deadline_s"]), unmanaged=args["unmanaged"]
+        )
+        if state in ("cordoned", "undrained"):
+            if check:
+                known = {node["metadata"]["name"]: node for node in api.list(NODES)[0]}
+                found = [known[name] for name in nodes if name in known]
+                changes = {
+                    node["metadata"]["name"]: engine.release_patch(node, options.by)
+                    if state == "undrained"
+                    else engine.cordon_patch(node, options.by, options.reason, "")
+                    for node in found
+                }
+                changed = [name for name, body in changes.items() if body]
+            elif state == "undrained":
+                changed = engine.release(api, nodes, by=options.by)
+            else:
+                changed = engine.cordon(api, nodes, by=options.by, reason=options.reason)
+            return {"changed": bool(changed), "changed_items": changed}
+        if check or state == "asked":
+            foreseen, changed = engine.preflight(api, nodes, options), []
+            if state == "drained":
+                if foreseen.blockers:
+                    raise engine.blocked(foreseen.blockers, nodes)
+                changed = [
+                    name for name in nodes if not _is_ours(api.get(NODES, name), options.by) or foreseen.pods[name]
+                ]
+        else:
+            foreseen, changed = engine.drain(api, nodes, options, say=self._display.v)
+            changed = sorted({*changed, *(name for name in nodes if foreseen.pods[name])})
+        return {"changed": bool(changed), "changed_items": changed, **foreseen.as_dict()}
+
+
+def _is_ours(node: dict[str, Any], by: str) -> bool:
+    from myriad.kube.drain import Cordon
+
+    found = Cordon.of(node)
+    return found is not None and found.by == by
