@@ -26,6 +26,9 @@ OWN_CAUSE = frozenset({"expected", "pci", "module", "ecc", "row-remap", "xid", "
 HEALTH = frozenset({"answers", "lost", "ecc", "row-remap", "xid", "fabric"})
 """Checks that look at a GPU's health: where they fail after the gate was open, the node is unhealthy, not unready."""
 
+_SILENT = frozenset({"volta", "ampere"})
+"""Architectures whose GPUs show no fabric state in nvidia-smi (it says N/A). What is wrong shows in CUDA's start."""
+
 SETTLING = frozenset({"capacity", "allocatable"})
 """Checks that fail for seconds while a device plugin or kubelet restarts: the kubelet hands out no GPU meanwhile."""
 
@@ -189,6 +192,8 @@ class _Judging:
             "on the PCI bus",
             f"ssh {self.node} lspci -nn -d {_vendor(self.expected)}: (power, seating and riser of the missing card)",
         )
+        if not self.expected.gpus and not self.portrait.fault(PCI) and not self.portrait.pci.gpus:
+            return
         yield from self._driver()
         yield from self._gpus()
         yield from self._fabric()
@@ -234,7 +239,8 @@ class _Judging:
         driver = self.portrait.driver
         loaded = driver.loaded if driver else None
         if not loaded:
-            advice = advise(self.portrait.fault(MODULE), self.node)
+            # Where neither module nor library is there, nothing was observed of it.
+            advice = advise(self.portrait.fault(MODULE) if MODULE in self.portrait.observations else "", self.node)
             yield Check(
                 "module", self.expected.versions.driver or "loaded", None, False,
                 advice.cause or "the driver's kernel module is not loaded",
@@ -343,18 +349,9 @@ class _Judging:
     def _fabric(self) -> Iterator[Check]:
         fabric = self.portrait.fabric
         switches = len(self.portrait.pci.switches)
-        if not switches and not self.expected.fabric.cluster_uuid and fabric.state is None:
-            return
-        manager_fault = self.portrait.observations.get(FABRIC_MANAGER)
         if fabric.state is None:
-            if self.portrait.fault(GPUS):
-                return
-            yield Check(
-                "fabric", "completed", None, False,
-                f"{switches} NVSwitches are on the bus, and the GPUs report no fabric"
-                + (f": {manager_fault.fault}" if manager_fault and manager_fault.fault else ""),
-                f"ssh {self.node} systemctl status nvidia-fabricmanager; myriad site --limit {self.node}",
-            )  # fmt: skip
+            if (switches or self.expected.fabric.cluster_uuid) and not self.portrait.fault(GPUS):
+                yield self._no_fabric(switches)
             return
         status = fabric.status or "success"
         if fabric.state == "completed" and status == "success":
@@ -374,6 +371,20 @@ class _Judging:
                 f"the NVLink domain is {fabric.cluster_uuid or 'unknown'}; the description says {wanted}",
                 f"correct the NVLink domain or the place of {self.node} in the description",
             )  # fmt: skip
+
+    def _no_fabric(self, switches: int) -> Check:
+        """NVSwitches, and no GPU that tells of a fabric: those before Hopper never do, they only need the manager."""
+        manager = self.portrait.observations.get(FABRIC_MANAGER)
+        version = self.portrait.driver.fabric_manager if self.portrait.driver else None
+        if version and self.portrait.gpus and all(gpu.architecture in _SILENT for gpu in self.portrait.gpus):
+            return Check("fabric", "fabric manager", "fabric manager", True)
+        told = f": {manager.fault}" if manager and manager.fault else ""
+        absent = "" if version else ", and no fabric manager is installed"
+        return Check(
+            "fabric", "completed", None, False,
+            f"{switches} NVSwitches are on the bus{absent}; the GPUs report no fabric{told}",
+            f"ssh {self.node} systemctl status nvidia-fabricmanager; myriad site --limit {self.node}",
+        )  # fmt: skip
 
     def _mig(self) -> Iterator[Check]:
         wanted = self.expected.mig.profiles

@@ -6,7 +6,7 @@ was seen and dealt with (a reset, a gate run on demand, a brake that was let go)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ Effect = Literal["app", "reset", "reboot", "pending"]
 """What a report asks for. `app`: the program failed, the GPU is fine. `reset`: the GPU takes no new work before a
 reset. `reboot`: a reset is not enough. `pending`: only where the row remap says that a reset is due."""
 
+_DRAIN = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data"
 _XIDS_DOC = "https://docs.nvidia.com/deploy/xid-errors/"
 _MEMORY_DOC = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 
@@ -80,23 +81,32 @@ def findings(portrait: Portrait, baseline: Mapping[str, int]) -> Iterator[Findin
     lost = [gpu for gpu in gpus if gpu.fault]
     yield Finding("lost", 0, 0, True) if not lost else Finding(
         "lost", 0, len(lost), False, _several([(gpu, gpu.fault) for gpu in lost]),
-        "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data && ssh NODE reboot; if it stays lost, "
+        f"{_DRAIN} && ssh NODE reboot; if it stays lost, "
         "power-cycle the machine and check seating, power and riser",
     )  # fmt: skip
-    reset = "nvidia-smi --gpu-reset -i " + ",".join(str(gpu.index) for gpu in gpus if _memory(gpu))
+    reset = _reset(gpu for gpu in gpus if _memory(gpu))
     if any(gpu.ecc is not None for gpu in gpus):
         errors = [(gpu, f"{gpu.ecc.volatile_uncorrected} uncorrected memory errors since the driver was loaded")
                   for gpu in gpus if gpu.ecc is not None and gpu.ecc.volatile_uncorrected]  # fmt: skip
-        yield _finding("ecc", errors, f"drain NODE and reset the GPU: ssh NODE {reset}")
+        yield _finding("ecc", errors, reset)
     if any(gpu.row_remap is not None for gpu in gpus):
         failed = [(gpu, "row remapping failed: no spare rows are left")
                   for gpu in gpus if gpu.row_remap is not None and gpu.row_remap.failure]  # fmt: skip
         pending = [(gpu, "a row remap is pending until the GPU is reset")
                    for gpu in gpus if gpu.row_remap is not None and gpu.row_remap.pending]  # fmt: skip
-        remedy = "replace the card (RMA)" if failed else f"drain NODE and reset the GPU: ssh NODE {reset}"
+        remedy = f"{_DRAIN}; replace the card of {_cards(gpu for gpu, _ in failed)}" if failed else reset
         yield _finding("row-remap", failed + pending, remedy)
     if any(gpu.xids is not None for gpu in gpus):
         yield _xids(gpus, baseline)
+
+
+def _reset(gpus: Iterable[Gpu]) -> str:
+    indices = ",".join(str(index) for index in sorted({gpu.index for gpu in gpus}))
+    return f"{_DRAIN}; ssh NODE nvidia-smi --gpu-reset -i {indices}; then myriad gate NODE --run"
+
+
+def _cards(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(f"GPU {gpu.index}" + (f" at {gpu.pci_address}" if gpu.pci_address else "") for gpu in gpus)
 
 
 def _memory(gpu: Gpu) -> bool:
@@ -123,12 +133,7 @@ def _xids(gpus: Sequence[Gpu], baseline: Mapping[str, int]) -> Finding:
             faults.append((gpu, f"Xid {xid.code}: {kind.words}" + (f" ({xid.first_at})" if xid.first_at else "")))
     if not faults:
         return Finding("xid", 0, 0, True)
-    indices = ",".join(sorted({str(gpu.index) for gpu, _ in faults}))
-    drain = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data"
-    remedy = (
-        f"{drain} && ssh NODE reboot" if "reboot" in effects
-        else f"{drain}; ssh NODE nvidia-smi --gpu-reset -i {indices}; then myriad gate NODE --run"
-    )  # fmt: skip
+    remedy = f"{_DRAIN} && ssh NODE reboot" if "reboot" in effects else _reset(gpu for gpu, _ in faults)
     return Finding("xid", 0, len(faults), False, _several(faults), remedy)
 
 

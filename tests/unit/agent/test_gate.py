@@ -45,6 +45,11 @@ from .gate_cases import (
 
 REBOOT = "kubectl drain gpu3 --ignore-daemonsets --delete-emptydir-data && ssh gpu3 reboot"
 
+RESET = (
+    "kubectl drain gpu3 --ignore-daemonsets --delete-emptydir-data; ssh gpu3 nvidia-smi --gpu-reset -i 5; "
+    "then myriad gate gpu3 --run"
+)
+
 
 def verdict(
     found: Portrait, *, expected: Expected = EXPECTED, kubelet: Kubelet = KUBELET, probe: Any = PROBED, **more: Any
@@ -127,7 +132,7 @@ def test_t10_c3_a_node_without_nvswitch_needs_no_fabric() -> None:
 
 def test_t10_c4_an_nvswitch_without_a_fabric_keeps_the_gate_closed() -> None:
     found = verdict(portrait(fabric=Fabric(), drivers=with_driver(fabric_manager=None)))
-    assert found.cause == "4 NVSwitches are on the bus, and the GPUs report no fabric"
+    assert found.cause == "4 NVSwitches are on the bus, and no fabric manager is installed; the GPUs report no fabric"
     assert found.next == "ssh gpu3 systemctl status nvidia-fabricmanager; myriad site --limit gpu3"
 
 
@@ -142,6 +147,22 @@ def test_t11_c1_a_fabric_in_progress_keeps_the_gate_closed_while_nvidia_smi_is_f
         )
     )  # fmt: skip
     assert {c.check for c in found.checks if c.ok} >= {"answers", "driver", "capacity", "allocatable"}
+
+
+def test_t10_c4_cards_that_never_show_a_fabric_need_their_manager() -> None:
+    gpus = [gpu(n, architecture="ampere") for n in range(8)]
+    found = verdict(portrait(gpus=gpus, fabric=Fabric()))
+    assert found.open and good("fabric", "fabric manager") in found.checks
+    without = verdict(portrait(gpus=gpus, fabric=Fabric(), drivers=with_driver(fabric_manager=None)))
+    assert without.failing == ("fabric",) and "no fabric manager is installed" in without.cause
+
+
+def test_a_machine_without_gpus_of_which_none_are_expected_has_nothing_to_prove() -> None:
+    none = Expected(gpus=0)
+    assert verdict(portrait(pci=0, gpus=(), drivers=(), switches=0), expected=none, probe=None).checks == (
+        good("pci", 0),
+    )
+    assert verdict(portrait(pci=2), expected=none).cause == "2 of 0 GPUs are on the PCI bus"
 
 
 def test_t11_a_fabric_that_completed_badly_is_not_complete() -> None:
@@ -210,16 +231,17 @@ def test_b9_a_lost_gpu_is_named_and_the_counts_follow_from_it() -> None:
         (
             {"ecc": Ecc(enabled=True, volatile_uncorrected=2)}, "ecc",
             "GPU 5: 2 uncorrected memory errors since the driver was loaded",
-            "drain gpu3 and reset the GPU: ssh gpu3 nvidia-smi --gpu-reset -i 5",
+            RESET,
         ),
         (
             {"row_remap": RowRemap(pending=True, failure=False)}, "row-remap",
             "GPU 5: a row remap is pending until the GPU is reset",
-            "drain gpu3 and reset the GPU: ssh gpu3 nvidia-smi --gpu-reset -i 5",
+            RESET,
         ),
         (
             {"row_remap": RowRemap(pending=False, failure=True)}, "row-remap",
-            "GPU 5: row remapping failed: no spare rows are left", "replace the card (RMA)",
+            "GPU 5: row remapping failed: no spare rows are left",
+            "kubectl drain gpu3 --ignore-daemonsets --delete-emptydir-data; replace the card of GPU 5",
         ),
         (
             {"xids": (Xid(code=79, first_at="2026-11-29T20:59:00Z"),)}, "xid",
@@ -228,8 +250,7 @@ def test_b9_a_lost_gpu_is_named_and_the_counts_follow_from_it() -> None:
         (
             {"xids": (Xid(code=119),)}, "xid",
             "GPU 5: Xid 119: the GPU's system processor (GSP) does not answer",
-            "kubectl drain gpu3 --ignore-daemonsets --delete-emptydir-data; ssh gpu3 nvidia-smi --gpu-reset -i 5; "
-            "then myriad gate gpu3 --run",
+            RESET,
         ),
     ],
 )  # fmt: skip

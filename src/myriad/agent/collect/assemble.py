@@ -65,7 +65,9 @@ def assemble(node: str, parts: Sequence[tuple[Collector, Findings]], at: str) ->
         at: now; only the catalog's own observation takes it.
     """
     bus = next((findings.pci for _one, findings in parts if findings.pci is not None), None)
-    present = {_VENDORS[gpu.vendor] for gpu in bus.gpus} if bus is not None else set(_VENDORS.values())
+    # Without the bus, whoever found GPUs is there; where nobody did, NVIDIA's tool has the word.
+    answered = {gpu.vendor for _one, findings in parts for gpu in findings.gpus} or {"nvidia"}
+    present: set[Vendor] = {_VENDORS[gpu.vendor] for gpu in bus.gpus} if bus is not None else answered
     found = Findings()
     for one, findings in parts:
         found.add(_relevant(one.name, findings, present))

@@ -93,7 +93,7 @@ def read(text: str) -> Log | None:
         for name in ("driver_version", "cuda_version"):
             said = re.search(rf"<{name}>([^<]+)</{name}>", text)
             setattr(log, name.partition("_")[0], said[1].strip() if said else "")
-    lost = {address(match["address"]): match["why"].strip().rstrip(".") for match in LOST.finditer(text)}
+    lost = {address(match["address"]): " ".join(match["why"].split()).rstrip(".") for match in LOST.finditer(text)}
     _fill(log, elements, lost)
     return log
 
