@@ -9,6 +9,7 @@ from ansible.errors import AnsibleFilterError
 from myriad.fleet import Checked, RawInventory, check, inventory_from_groups, node_labels, objects_for_cluster_policy
 from myriad.fleet import pod_cidr as fleet_pod_cidr
 from myriad.fleet.labels import labels_from_variables
+from myriad.fleet.portrait_spec import portrait_specs
 from myriad.inventory import read_inventory
 
 
@@ -62,6 +63,7 @@ def fleet_from_inventory(sources: Any) -> dict[str, Any]:
         "pools": {name: pool.model_dump(mode="json") for name, pool in fleet.pools.items()},
         "capacity": dict(fleet.capacity),
         "objects": objects_for_cluster_policy(fleet),
+        "portraits": portrait_specs(fleet),
     }
 
 

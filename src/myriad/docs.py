@@ -1,5 +1,5 @@
-"""The generated parts of the documentation: one README a role, made from its argument spec and its meta data, and the
-changes since the last release, collected in CHANGELOG.md from one fragment a change.
+"""The generated parts of the repository: one README a role, made from its argument spec and its meta data, the changes
+since the last release, collected in CHANGELOG.md from one fragment a change, and the schemas of the NodePortrait.
 
 `python -m myriad.docs` writes them, `python -m myriad.docs --check` says which are out of date. The core turns parsed
 YAML into text and touches no file; `main` is the edge.
@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from myriad.fleet.portrait_schema import CRD_FILE, SCHEMA_FILE, crd_text, schema_text
 from myriad.roles import load_yaml
 
 #: Entry points in the order in which a reader meets them; others follow in the order of the spec.
@@ -188,6 +189,9 @@ def outdated(root: Path) -> dict[Path, str]:
     if changes.is_file():
         fragments = {path.name: load_yaml(path) for path in sorted(root.glob("changelogs/fragments/*.yml"))}
         wanted[changes] = changelog(changes.read_text("utf-8"), fragments)
+    if (root / "roles" / "node_portrait").is_dir():
+        wanted[root / SCHEMA_FILE] = schema_text()
+        wanted[root / CRD_FILE] = crd_text()
     return {path: text for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text}
 
 
@@ -203,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check:
             print(f"{name} is out of date; `python -m myriad.docs` writes it", file=sys.stderr)
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(f"{name} written")
     return 1 if options.check and changes else 0

@@ -198,7 +198,7 @@ class Gpu(Group):
     product: str = ""
     architecture: str = ""
     memory_mib: int | None = None
-    memory_bandwidth_gb_s: float | None = None
+    memory_bandwidth_gb_s: float | None = Field(None, alias="memoryBandwidthGBps")
     link: Link = Link()
     pci_address: str = ""
     pci_device: str = ""
@@ -304,7 +304,7 @@ class Nic(Group):
     name: str
     device: str = ""
     kind: Literal["infiniband", "roce", "ethernet"] = "ethernet"
-    rate_gbit_s: float | None = None
+    rate_gbit_s: float | None = Field(None, alias="rateGbps")
     state: Literal["up", "down"] = "down"
     mtu: int | None = None
     numa_node: int | None = None
@@ -376,17 +376,31 @@ class Versions(Document):
 
 
 class ExpectedMig(Document):
-    """MIG as described: slices wanted on each GPU by profile; empty means whole cards."""
+    """MIG as described; all empty means whole cards.
+
+    Attributes:
+        profiles: slices wanted on each GPU by profile, where all GPUs are cut alike.
+        cards: profiles by GPU index, where they differ; an index that is not named is a whole card.
+    """
 
     profiles: dict[str, int] = Field(default_factory=dict)
+    cards: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class ExpectedFabric(Document):
-    """Interfaces and NVLink domain as described. `interfaces`: name to {kind, rate_gbit_s, mtu} wanted."""
+    """Interfaces, NVLink domain and neighbours as described.
+
+    Attributes:
+        interfaces: name to {kind, rate_gbit_s, mtu} wanted.
+        cluster_uuid: NVLink domain; empty where any will do.
+        neighbours: switches near the node with the places that they serve.
+        required: a node that sees none of them stays out.
+    """
 
     interfaces: dict[str, dict[str, str | int | float]] = Field(default_factory=dict)
     cluster_uuid: str = ""
     neighbours: dict[str, str] = Field(default_factory=dict)
+    required: bool = False
 
 
 class Expected(Document):
@@ -396,6 +410,7 @@ class Expected(Document):
         gpus: how many.
         model: name in the catalog; empty where any will do.
         resource: what the kubelet counts GPUs by.
+        resources: amounts that the kubelet has to count by resource; empty where `gpus` of `resource` says it.
         versions: the driver's exact versions.
         mig: slices.
         location: room, block, rack.
@@ -408,6 +423,7 @@ class Expected(Document):
     gpus: int = 0
     model: str = ""
     resource: str = "nvidia.com/gpu"
+    resources: dict[str, int] = Field(default_factory=dict)
     versions: Versions = Versions()
     mig: ExpectedMig = ExpectedMig()
     location: tuple[str, ...] = ()
