@@ -77,5 +77,5 @@ def refused(told: dict[str, Any], error: str, repository: str) -> dict[str, Any]
     where, _, rest = error.partition(": ")
     refusal = Refusal("repository", rest or error, where or repository, "then run again").to_dict()
     refusal["sentence"] = error
-    kept = [one for one in told["refusals"] if one["rule"] not in ("vanished", "simulation", "candidates", "resolve")]
+    kept = [one for one in told["refusals"] if one["rule"] not in ("vanished", "simulation")]
     return {**told, "action": "refused", "refused": True, "reason": error, "refusals": [refusal, *kept]}

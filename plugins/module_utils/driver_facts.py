@@ -232,6 +232,11 @@ def reboot_reasons(loaded, built, wanted, root="/"):
     return reasons
 
 
+def candidates(apt, names):
+    """Versions that the repositories have, by package, the one that apt likes best last."""
+    return {name: versions[::-1] for name, versions in apt.versions(names).items()}
+
+
 def facts(params, apt):
     """All facts in the shape that `myriad.fleet.driver.plan` reads.
 
@@ -286,10 +291,10 @@ def facts(params, apt):
         "reboot_required": reboot_reasons(version, built["version"] if built else None, params["version"], root),
     }
     wanted = params["simulate"]
-    found["candidates"] = apt.versions(names | {headers}) if names else {}
+    found["candidates"] = candidates(apt, names | {headers}) if names else {}
     said = ""
     if any(version not in found["candidates"].get(name, ()) for name, version in wanted.items()):
         said = apt.fetch()
-        found["candidates"] = apt.versions(names | {headers})
+        found["candidates"] = candidates(apt, names | {headers})
     found["simulation"] = apt.simulate(wanted, params["remove"]) if wanted else None
     return found, said

@@ -184,7 +184,7 @@ _KEY_TROUBLE = (
     (re.compile(r"KEYEXPIRED \d+.*?(?P<key>[0-9A-F]{16,40})?"), "has expired"),
     (re.compile(r"REVKEYSIG (?P<key>[0-9A-F]{8,40})"), "was revoked by its owner"),
     (re.compile(r"NO_PUBKEY (?P<key>[0-9A-F]{8,40})"), ANOTHER_KEY),
-    (re.compile(r"BADSIG (?P<key>[0-9A-F]{8,40})"), "did not make this signature: the mirror is altered or half copied"),
+    (re.compile(r"BADSIG (?P<key>[0-9A-F]{8,40})"), "did not make this signature: the mirror is altered or incomplete"),
     (re.compile(r"Signing key on (?P<key>[0-9A-F]{16,40}) is not .*?expired", re.DOTALL), "has expired"),
     (re.compile(r"Missing key (?P<key>[0-9A-F]{16,40})"), ANOTHER_KEY),
 )  # fmt: skip

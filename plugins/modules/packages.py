@@ -342,7 +342,14 @@ class Transaction:
             return
         self.record.save()
         packages.hold(todo)
-        stale = [entry["name"] for entry in self.record.entries("holds") if entry["name"] not in names]
+        # What came along stays held as long as it is there: it moves with the set.
+        along = {entry["name"] for entry in self.record.entries("brought")}
+        stale = []
+        for entry in list(self.record.entries("holds")):
+            if entry["name"] in along and entry["name"] in present:
+                self.record.put("holds", {"name": entry["name"], "ours": entry["ours"]})
+            elif entry["name"] not in names:
+                stale.append(entry["name"])
         packages.hold(
             [n for n in stale if (self.record.find("holds", n) or {}).get("ours") and n in database.held], wanted=False
         )

@@ -67,13 +67,19 @@ def stanza(uri: str, suites: str, components: str, keyring: str) -> str:
 
 
 def preferences(packages: Mapping[str, str]) -> str:
-    """Pins that make the locked versions the only ones apt chooses, dependencies on each other included.
+    """Pins that make the locked versions the only ones apt chooses.
 
-    1001 outweighs an installed newer version (apt_preferences(5)), so that a package which moved on comes back.
+    1001 outweighs an installed newer version (apt_preferences(5)), so that a package which moved on comes back. What the
+    set depends on by exact version and does not name itself follows the version that most of the set has: without that
+    apt takes the newest of it and finds that it does not fit.
     """
-    return "\n".join(
-        f"Package: {name}\nPin: version {packages[name]}\nPin-Priority: 1001\n" for name in sorted(packages)
-    )
+    exact = [("Package: " + name, version) for name, version in sorted(packages.items())]
+    counts: dict[str, int] = {}
+    for version in packages.values():
+        counts[version] = counts.get(version, 0) + 1
+    common = sorted(counts, key=lambda version: (-counts[version], version))[:1]
+    family = [("Package: *nvidia* libcuda* cuda-drivers* libnv*", version) for version in common]
+    return "\n".join(f"{package}\nPin: version {version}\nPin-Priority: 1001\n" for package, version in exact + family)
 
 
 def armored(data: bytes, sha256: str, *, where: str) -> str:
