@@ -112,8 +112,11 @@ def lines(decided: DriverPlan, want: Mapping[str, Any]) -> list[str]:
     if decided.gpus:
         shown.append(f"mig        {'yes' if decided.mig_capable else 'no'}")
     shown.append(f"{decided.action:<10} {decided.reason} (channel {want.get('channel')})")
-    shown.extend(f"  install  {name} {version}" for name, version in decided.packages.items())
+    word = "has" if decided.action in ("keep", "adopt") else "install"
+    shown.extend(f"  {word:<7}  {name} {version}" for name, version in decided.packages.items())
     shown.extend(f"  remove   {name}" for name in decided.remove)
+    if decided.boot_modules:
+        shown.append(f"  load     {', '.join(decided.boot_modules)} before the fabric manager")
     if decided.hold:
         shown.append(f"  hold     {', '.join(decided.hold)}")
     shown.extend(f"  refused  {refusal.sentence}" for refusal in decided.refusals)

@@ -199,7 +199,7 @@ MODELS: tuple[GpuModel, ...] = (
         "RTX-PRO-6000-BSE", 96, "PCIe", "12.0", (), "NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet",
         architecture="blackwell", pci=_ids("2bb5"), bandwidth_gb_s=1597,
         products=("NVIDIA RTX PRO 6000 Blackwell Server Edition",),
-        mig=_MIG_PRO, mig_driver="575.51.03", first_driver="575.57.08",
+        mig=_MIG_PRO, mig_driver="575.51.03", first_driver="575.51.03",
     ),
     GpuModel(
         "RTX-6000-Ada", 48, "PCIe", "8.9", (), "NVIDIA RTX 6000 Ada data sheet",

@@ -71,18 +71,20 @@ def sort_gpus(bus: Bus, wish: Wish, notes: Notes) -> Gpus:
             "the device answers with ones only, so it fell off the bus",
             "power the machine off and on; when it stays so, reseat or replace the card. A driver cannot bring it back",
         )
-    for device in unknown:
-        _judge_unknown(device, wish, notes)
+    for ident in dict.fromkeys((device.id, device.subsystem) for device in unknown):
+        _judge_unknown([device for device in unknown if (device.id, device.subsystem) == ident], wish, notes)
     if not bus.gpus and not bus.dead:
         models.extend(_assumed(wish, notes))
     return Gpus(tuple(found), tuple(models), tuple(unknown), count_of(others), guests)
 
 
-def _judge_unknown(device: Device, wish: Wish, notes: Notes) -> None:
+def _judge_unknown(alike: Sequence[Device], wish: Wish, notes: Notes) -> None:
+    device = alike[0]
+    where = f"PCI {device.address}" + (f" and {len(alike) - 1} more" if len(alike) > 1 else "")
     if wish.module == "auto":
         notes.refuse(
             "unknown-gpu",
-            f"PCI {device.address}",
+            where,
             f"{unknown_gpu(device)}, so the module and the branch that it needs are not known",
             "add it to the catalog (myriad/fleet/gpu_rows.py), or set gpu_driver_module to open or proprietary to "
             "decide "
@@ -124,10 +126,10 @@ def choose_module(gpus: Gpus, wish: Wish, notes: Notes) -> tuple[ModuleKind | No
         )
         return None, ""
     if only_open:
-        kind, why = _as_kind("open"), f"{_people(gpus.models, only_open)}: NVIDIA supports it with the open module only"
+        kind, why = _as_kind("open"), f"{_people(gpus.models, only_open)} is supported with the open module only"
     elif only_proprietary:
         kind = _as_kind("proprietary")
-        why = f"{_people(gpus.models, only_proprietary)}: has no GSP that the open module could use"
+        why = f"{_people(gpus.models, only_proprietary)} has no GSP, which the open module needs"
     elif wish.module in ("open", "proprietary"):
         kind, why = _as_kind(wish.module), "gpu_driver_module says so"
     else:
@@ -136,7 +138,7 @@ def choose_module(gpus: Gpus, wish: Wish, notes: Notes) -> tuple[ModuleKind | No
         notes.refuse(
             "module",
             "gpu_driver_module",
-            f"{wish.module} is asked for, but {why[0].lower() + why[1:] if why.startswith('N') else why}",
+            f"{wish.module} is asked for, but {why}",
             f"set it to auto or {kind}",
         )
     return kind, why
@@ -226,6 +228,8 @@ def choose_fabric(bus: Bus, gpus: Gpus, wish: Wish, notes: Notes, *, virtual: bo
             "beside it, it is taken for an NVSwitch. Set gpu_driver_fabric_manager if that is wrong"
         )
         return True, f"{len(bus.strange_bridges)} bridges of NVIDIA next to {boards[0].name}"
+    if boards and not gpus.found:
+        return _fabric_of_image(boards, gpus, notes)
     racks = [model for model in dict.fromkeys(gpus.models) if model.rack_switched]
     if racks:
         return False, f"{racks[0].name}: its NVSwitches stand in switch trays, and those manage the fabric"
@@ -234,8 +238,6 @@ def choose_fabric(bus: Bus, gpus: Gpus, wish: Wish, notes: Notes, *, virtual: bo
         # A card that is missing does not change the board, so the count does not decide here.
         return True, f"{fifth[0].name} comes on boards with NVSwitches only, which NVLink 5 keeps off the PCI bus"
     full = [model for model in boards if counts[model.name] in model.switched]
-    if full and not gpus.found:
-        return True, f"the image is for {full[0].name}, whose boards have NVSwitches"
     if full:
         notes.warn(
             f"{counts[full[0].name]} x {full[0].name} come on a board with NVSwitches, and none is on the PCI bus: "
@@ -245,10 +247,36 @@ def choose_fabric(bus: Bus, gpus: Gpus, wish: Wish, notes: Notes, *, virtual: bo
     return False, "no NVSwitch on the PCI bus"
 
 
+def _fabric_of_image(boards: Sequence[GpuModel], gpus: Gpus, notes: Notes) -> tuple[bool, str]:
+    plain = [model.name for model in dict.fromkeys(gpus.models) if not model.switched]
+    if plain:
+        notes.warn(
+            f"the image also serves {' and '.join(plain)}: enable the fabric manager's unit on hosts with NVSwitches "
+            "only, it "
+            "fails elsewhere"
+        )
+    return True, f"the image is for {boards[0].name}, whose boards of {max(boards[0].switched)} have NVSwitches"
+
+
 def needs_subnet_manager(bus: Bus, gpus: Gpus, *, fabric: bool) -> bool:
     """Whether the NVLink subnet manager belongs beside the fabric manager: boards with NVLink 5."""
     fifth = any(model.switched and model.nvlink and model.nvlink.generation >= 5 for model in gpus.models)
     return fabric and (fifth or bool(bus.switch_links))
+
+
+SWITCH_LINK_MODULES = ("ib_umad", "mlx5_ib")
+"""Without them the fabric manager of a board with NVLink 5 ends early, while nvidia-smi looks healthy.
+https://github.com/NVIDIA/gpu-operator/issues/2781, https://github.com/spectrocloud/CanvOS/pull/700"""
+
+
+def check_imex(gpus: Gpus, wish: Wish, notes: Notes) -> None:
+    """NVL72 trays share memory across hosts through a daemon of the driver's version."""
+    racks = [model.name for model in dict.fromkeys(gpus.models) if model.rack_switched]
+    if racks and not any((kind := kind_of(name)) is not None and kind.name == "imex" for name in wish.packages):
+        notes.warn(
+            f"{racks[0]}: jobs over several trays need nvidia-imex {wish.driver} beside the driver, and the lock "
+            "names none"
+        )
 
 
 def check_mig(gpus: Gpus, driver: str, notes: Notes) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from myriad.fleet.driver.notes import Notes, Wish
 from myriad.fleet.driver.result import ModuleKind
-from myriad.fleet.driver.rules import PackageSet, is_prebuilt, kernel_limit
+from myriad.fleet.driver.rules import PackageSet, exact, is_prebuilt, kernel_limit
 from myriad.fleet.driver.versions import numbers
 
 OLDEST_KERNEL = "4.15"
@@ -34,6 +34,23 @@ def check_runfile(facts: Mapping[str, Any], notes: Notes) -> None:
         "remove it with nvidia-uninstall (or sh NVIDIA-Linux-x86_64-"
         f"{version or 'VERSION'}.run --uninstall), reboot, and run again",
     )
+
+
+def check_strange_module(facts: Mapping[str, Any], wish: Wish, notes: Notes) -> None:
+    """A loaded module that neither a package nor a runfile brought: a driver container, or packages that are gone."""
+    loaded = str((facts.get("module") or {}).get("loaded") or "")
+    foreign = facts.get("foreign") or {}
+    if not loaded or foreign.get("runfile") or "installed" not in facts or exact(facts["installed"] or {}):
+        return
+    if wish.existing == "adopt":
+        notes.refuse(
+            "strange-module",
+            f"module {loaded}",
+            "it is loaded, and no package or runfile of this host brought it (a driver container, or packages that "
+            "were "
+            "removed since), so there is nothing to adopt",
+            "take the driver container away and reboot, or set gpu_driver_existing to skip where it is meant",
+        )
 
 
 def check_headers(

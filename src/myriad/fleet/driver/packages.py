@@ -118,9 +118,7 @@ def _require(kind: str, chosen: Mapping[str, str], wish: Wish, found: PackageSet
             "with error 802",
             "use the channel vendor",
         )
-    # Module support and firmware of the set arrive by dependency, so only the module itself has to be named.
-    wanted = patterns[:1] if kind in MODULE_KINDS else [one for one in patterns if _is_entry(one)]
-    for alternatives in wanted:
+    for alternatives in patterns:
         if any(matches(alternatives, name) for name in chosen):
             continue
         names = " or ".join(alternatives)
@@ -130,14 +128,6 @@ def _require(kind: str, chosen: Mapping[str, str], wish: Wish, found: PackageSet
             f"{kinds()[kind].about} is needed here and the lock names no {names}",
             f"add {alternatives[0]} with its exact version (repository: {found.component})",
         )
-
-
-def _is_entry(alternatives: Sequence[str]) -> bool:
-    """Packages that nothing else of the set pulls in; what a dependency brings need not be named."""
-    return not any(
-        name in ("nvidia-alternative", "libnvidia-ml1", "libnvidia-cfg1") or "jit" in name or "pkcs" in name
-        for name in alternatives
-    )
 
 
 def check_lock(packages: Mapping[str, str], wish: Wish, notes: Notes) -> None:
@@ -187,22 +177,26 @@ def check_candidates(
         return
     candidates: Mapping[str, Sequence[str]] = facts["candidates"]
     installed = facts.get("installed") or {}
+    # Packages with the same fate are one sentence: a set moves on as a whole.
+    gone: dict[tuple[str, ...], list[str]] = {}
+    kept: list[str] = []
     for name, version in sorted(packages.items()):
-        offered = sorted(candidates.get(name) or (), key=version_key)
+        offered = tuple(sorted(candidates.get(name) or (), key=version_key))
         if version in offered:
             continue
         if installed.get(name) == version:
-            notes.warn(
-                f"{name} {version} is installed, and no repository of this host has that version any more: keep a "
-                "mirror of it"
-            )
-            continue
-        archive = f" ({found.component})" if found else ""
-        has = f"the repositories have {', '.join(offered)}" if offered else "the repositories have no version of it"
+            kept.append(f"{name} {version}")
+        else:
+            gone.setdefault(offered, []).append(f"{name} {version}")
+    if kept:
+        notes.warn(f"installed and in no repository of this host any more, so keep a mirror: {', '.join(kept)}")
+    archive = f" ({found.component})" if found else ""
+    for offered, names in gone.items():
+        have = f"the repositories have {', '.join(offered)}" if offered else "the repositories have no version at all"
         notes.refuse(
             "vanished",
-            f"{name} {version}",
-            f"no repository of this host has that version; {has}",
+            ", ".join(names),
+            f"no repository of this host has {'that version' if len(names) == 1 else 'these versions'}; {have}",
             f"mirror the locked version{archive}, or lock another one on purpose; a newer one is never taken by itself",
         )
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from myriad.fleet.driver.choice import (
+    SWITCH_LINK_MODULES,
     Gpus,
     check_branch,
+    check_imex,
     check_mig,
     choose_fabric,
     choose_module,
@@ -21,6 +23,7 @@ from myriad.fleet.driver.host import (
     check_reboot,
     check_runfile,
     check_secure_boot,
+    check_strange_module,
     target_kernel,
     unbuilt,
 )
@@ -37,6 +40,7 @@ from myriad.fleet.driver.packages import (
 from myriad.fleet.driver.result import Action, DriverPlan, ModuleKind
 from myriad.fleet.driver.rules import exact, kind_of, of_driver
 from myriad.fleet.hardware import Bus, read_bus
+from myriad.fleet.names import listing
 
 
 def plan(facts: Mapping[str, Any], want: Mapping[str, Any]) -> DriverPlan:
@@ -65,9 +69,10 @@ def plan(facts: Mapping[str, Any], want: Mapping[str, Any]) -> DriverPlan:
     if gpus.others:
         notes.warn(f"{gpus.others}: this role installs NVIDIA's driver only")
     if gpus.guests:
-        notes.warn(f"{gpus.guests} GPUs are given to virtual machines and left alone")
+        notes.warn(f"given to virtual machines and left alone: {gpus.guests} of {len(gpus.found)} GPUs")
     decision = _decide(facts, bus, gpus, wish, notes)
     check_runfile(facts, notes)
+    check_strange_module(facts, wish, notes)
     return _Work(facts, wish, notes, gpus, decision).result()
 
 
@@ -104,8 +109,9 @@ class _Decision:
 def _decide(facts: Mapping[str, Any], bus: Bus, gpus: Gpus, wish: Wish, notes: Notes) -> _Decision:
     module: ModuleKind | None = None
     reason = ""
-    if gpus.models or gpus.unknown:
+    if gpus.models or (gpus.unknown and wish.module != "auto"):
         module, reason = choose_module(gpus, wish, notes)
+    check_imex(gpus, wish, notes)
     virtual = bool(facts.get("virtualization"))
     fabric, why = choose_fabric(bus, gpus, wish, notes, virtual=virtual)
     subnet = needs_subnet_manager(bus, gpus, fabric=fabric)
@@ -254,8 +260,13 @@ class _Work:
             return "keep", f"driver {driver} is there as locked"
         if here:
             return "install", f"the locked packages are there, but {missing}"
-        if exact(installed):
-            old = sorted(set(exact(installed).values()))
+        old = sorted(set(exact(installed).values()))
+        if old == [driver] and not remove:
+            lacking = sorted(name for name, version in packages.items() if installed.get(name) != version)
+            return "install", f"driver {driver} is there, and {listing(lacking)} is not as locked"
+        if old == [driver]:
+            return "replace", f"driver {driver} is there with {listing(remove)}, which does not belong here"
+        if old:
             return "replace", f"driver {' and '.join(old)} is there; the locked {driver} takes its place"
         return (
             "install",
@@ -296,12 +307,15 @@ class _Work:
             refusals=tuple(notes.refusals),
             warnings=tuple(notes.warnings),
             reboot=() if refused else tuple(notes.reboot),
+            boot_modules=SWITCH_LINK_MODULES if decision.subnet and not refused else (),
         )
 
     def _hold(self, packages: Mapping[str, str], along: list[str]) -> tuple[str, ...]:
         """The set, what came with it, and the running kernel with its headers: none may move by itself."""
         release = target_kernel(self.facts, self.wish)
         headers = str((self.facts.get("kernel") or {}).get("headers_package") or "")
+        if release not in headers:
+            headers = f"linux-headers-{release}"
         kernel = [f"linux-image-{release}", headers] if release else []
         return tuple(sorted({*packages, *along, *(name for name in kernel if name)}))
 

@@ -83,6 +83,7 @@ class DriverPlan:
         refusals: everything that stands in the way; not empty exactly when `action` is `refused`.
         warnings: sentences that do not stop the plan.
         reboot: why a reboot is needed after the plan; empty where none is.
+        boot_modules: kernel modules that must be loaded before the fabric manager starts.
     """
 
     action: Action
@@ -100,6 +101,7 @@ class DriverPlan:
     refusals: tuple[Refusal, ...] = ()
     warnings: tuple[str, ...] = ()
     reboot: tuple[str, ...] = ()
+    boot_modules: tuple[str, ...] = ()
 
     @property
     def refused(self) -> bool:
@@ -125,4 +127,5 @@ class DriverPlan:
             "refusals": [refusal.to_dict() for refusal in self.refusals],
             "warnings": list(self.warnings),
             "reboot": list(self.reboot),
+            "boot_modules": list(self.boot_modules),
         }
