@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Cause as a sentence and the next step; the step is empty where the catalogue does not know the text."""
+    """Cause as a sentence and the next steps, at most two; none where the catalogue does not know the text."""
 
     cause: str
     next: str = ""
@@ -32,4 +32,4 @@ def advise(text: str, node: str, *, where: str = "gpu") -> Advice:
     said = (
         found.cause if found.cause.casefold() in text.casefold() else f"{found.cause} ({' '.join(text.split())[:200]})"
     )
-    return Advice(said, found.next[0])
+    return Advice(said, "; then ".join(" ".join(step.split()) for step in found.next[:2]))
