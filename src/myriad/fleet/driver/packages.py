@@ -255,7 +255,7 @@ def check_simulation(
     others = sorted(name for name in upgrade if name not in packages and kind_of(name) is None and not _is_kernel(name))
     if others:
         notes.warn(f"the transaction also upgrades {listing(others)}")
-    return sorted(along)
+    return sorted(name for name in along if (kind := kind_of(name)) is not None and kind.version != "own")
 
 
 def _refuse_kernels(
