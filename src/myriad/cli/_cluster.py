@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from myriad.agent import brake
 from myriad.cli.output import console
 from myriad.errors import InputError, MyriadError
 from myriad.kube.client import LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
@@ -83,6 +85,17 @@ def namespaces_of_teams(cache: Cache) -> list[str]:
     }
     queues = {body["metadata"]["namespace"] for body in cache.listing(LOCAL_QUEUES)}
     return sorted(teams | queues)
+
+
+def brakes(api: Api) -> list[Json]:
+    """Brakes of the GPU gate that are on; none where the caller may not look into Myriad's own namespace."""
+    try:
+        maps, _ = api.list(brake.CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
+    except ApiError as error:
+        if error.status not in (401, 403, 404):
+            raise
+        return []
+    return brake.trips(maps, datetime.now(UTC))
 
 
 def ask_extension(api: Api, path: str, params: dict[str, str] | None = None) -> Any | None:

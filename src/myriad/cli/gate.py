@@ -20,7 +20,7 @@ from myriad.errors import InputError, MyriadError
 from myriad.fleet.labels import GPU_EXPECTED_LABEL, POOL_LABEL, place_text
 from myriad.fleet.names import did_you_mean
 from myriad.fleet.portrait import LEASE_NAMESPACE, LEASE_PREFIX, fresh
-from myriad.kube.client import LEASES, NODES, Api, ApiError
+from myriad.kube.client import LEASES, NODES, Api
 
 Json = dict[str, Any]
 
@@ -196,14 +196,7 @@ def _cell(value: Any) -> str:
 
 def _all(api: Api) -> Json:
     nodes, _ = api.list(NODES, labels=GPU_EXPECTED_LABEL)
-    try:
-        maps, _ = api.list(brake.CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
-    except ApiError as error:
-        # Who may look at nodes may not always look into Myriad's own namespace.
-        if error.status not in (401, 403, 404):
-            raise
-        maps = []
-    return summary(nodes, brake.trips(maps, datetime.now(UTC)))
+    return summary(nodes, cluster.brakes(api))
 
 
 def summary(nodes: list[Json], trips: list[Json]) -> Json:

@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
         report = status_report(cache)
         live = cluster.ask_extension(api, "/v1/status")
         report["extension"] = live["extension"] if live else None
+        report["brake"] = cluster.brakes(api)
         if json_:
             emit_json(report)
         else:
@@ -73,6 +74,8 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
     else:
         behind = f"; its cache lacks {', '.join(extension['cache_behind'])}" if extension["cache_behind"] else ""
         console.print(f"extension     led by {extension['leader'] or 'nobody'}{behind}", markup=False)
+    for trip in report["brake"]:
+        console.print(f"brake         {trip['says']}", markup=False)
     if report["queues_not_steered"]:
         console.print(f"not steered   {', '.join(report['queues_not_steered'])}", markup=False)
 
@@ -86,7 +89,7 @@ def _trouble(node: dict[str, Any]) -> str:
     if node["cordoned"]:
         causes.append(f"cordoned (kubectl uncordon {node['node']})")
     if node["gate"] == "closed":
-        causes.append(node["gate_reason"] or "the node agent has not judged it yet")
+        causes.append(f"{node['gate_reason'] or 'the node agent has not judged it yet'} (myriad gate {node['node']})")
     if not node["allocatable_gpus"]:
         causes.append("no GPU allocatable")
     return ", ".join(causes)

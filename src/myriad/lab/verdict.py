@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from myriad.agent.report import Record, own_taints
 from myriad.lab.topology import LabNode
 
 Json = dict[str, Any]
-GATE_TAINT = "myriad.dev/gpu-not-ready"
 GPU_RESOURCE = "nvidia.com/gpu"
 
 
@@ -72,20 +72,28 @@ def _verdict(node: LabNode, item: Json | None, warm: Sequence[str]) -> NodeVerdi
         )
     status, spec = item.get("status", {}), item.get("spec", {})
     allocatable = int(status.get("allocatable", {}).get(GPU_RESOURCE, 0))
-    taints = {str(taint["key"]) for taint in spec.get("taints") or []}
     present = [name for name in warm if _has_image(status.get("images") or [], name)]
     ready: Json = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
-    closed = GATE_TAINT in taints
+    closed = bool(own_taints(item))
+    record = Record.of(item)
+    found = record.verdict.first
+    short = f"{node.gpus} GPUs expected, {allocatable} allocatable" if allocatable != node.gpus else ""
     cause = next_step = ""
     if ready.get("status") != "True":
         cause = f"the kubelet is not ready: {ready.get('message') or 'no message'}"
         next_step = f"kubectl describe node {node.name}"
-    elif allocatable != node.gpus:
-        cause = f"{node.gpus} GPUs expected, {allocatable} allocatable"
-        next_step = f"myriad lab status; kubectl describe node {node.name}"
+    elif closed and found is not None:
+        cause = f"{found.cause} ({short})" if short and short not in found.cause else found.cause
+        next_step = f"{found.next} (each check: myriad gate {node.name})"
+    elif short:
+        cause = short
+        next_step = f"myriad gate {node.name}"
     elif closed:
-        cause = "its gate is closed although the GPUs are there"
-        next_step = f"kubectl describe node {node.name}"
+        cause = "its gate is closed: the node agent has not judged it yet"
+        next_step = f"myriad gate {node.name}"
+    elif record.held:
+        cause = record.held
+        next_step = f"myriad gate {node.name}"
     elif spec.get("unschedulable"):
         cause = "it is cordoned"
         next_step = f"kubectl uncordon {node.name}"

@@ -16,7 +16,6 @@ from myriad.scheduler.attach import is_attached, is_ours
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.explain import AheadJob, Answer, Condition, Holder, JobFacts, QuotaView, why
 from myriad.scheduler.model import (
-    GATE_TAINT,
     POOL_LABEL,
     Gang,
     Outcome,
@@ -425,7 +424,7 @@ def status_report(cache: Cache) -> Json:
                 "gate_reason": node.gate_reason,
                 "ready": node.ready,
                 "cordoned": node.cordoned,
-                "takes_work": node.usable and not any(t.key == GATE_TAINT for t in node.taints) and allocatable > 0,
+                "takes_work": node.usable and not node.gate_closed and allocatable > 0,
             }
         )
     queues = [q for q in cache.listing(CLUSTER_QUEUES) if is_ours(q)]

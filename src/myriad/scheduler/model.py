@@ -22,6 +22,7 @@ LABEL_PREFIX = "myriad.dev/"
 POOL_LABEL = "myriad.dev/pool"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 GATE_TAINT = "myriad.dev/gpu-not-ready"
+UNHEALTHY_TAINT = "myriad.dev/gpu-unhealthy"
 RESERVED_TAINT = "myriad.dev/reserved"
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_LEVELS = ("room", "block", "rack")
@@ -170,12 +171,12 @@ class NodeInfo:
     """More than one GPU model in the node: it is never placed by product (its one product label is a guess)."""
     cordoned_by: str = ""
     gate_reason: str = ""
-    """Why the gate is closed, where the node agent said so; the gate itself is the taint GATE_TAINT."""
+    """Why the gate is closed, where the node agent said so; the gate itself is a taint."""
 
     @property
     def gate_closed(self) -> bool:
-        """Whether the node waits for its gate (the taint `GATE_TAINT`)."""
-        return any(t.key == GATE_TAINT for t in self.taints)
+        """Whether the node waits for its gate: not proven yet, or unhealthy since (GATE_TAINT, UNHEALTHY_TAINT)."""
+        return any(t.key in (GATE_TAINT, UNHEALTHY_TAINT) for t in self.taints)
 
     @property
     def usable(self) -> bool:

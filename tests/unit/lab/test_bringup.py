@@ -14,7 +14,10 @@ import pytest
 from docker.errors import DockerException
 from rich.console import Console
 
+from myriad.agent.gate import Check
+from myriad.agent.report import GATE_ANNOTATION, Record
 from myriad.errors import MyriadError
+from myriad.fleet.labels import GATE_TAINT
 from myriad.lab import down, engine, machine
 from myriad.lab.display import Display, duration, row
 from myriad.lab.events import Progress, Tail
@@ -25,7 +28,7 @@ from myriad.lab.state import LabPaths, clone_root
 from myriad.lab.testing import run_tests, split, was_up
 from myriad.lab.topology import LabNode
 from myriad.lab.up import guarded, next_steps, page_address
-from myriad.lab.verdict import GATE_TAINT, node_verdicts, table
+from myriad.lab.verdict import node_verdicts, table
 
 CLONE = Path(__file__).resolve().parents[3]
 GPU1 = LabNode("gpu1", "10.77.0.11", 8, "H100-SXM5-80GB", "hall1/b1/r1")
@@ -164,13 +167,19 @@ def test_the_command_is_what_a_person_would_type() -> None:
 # Verdict
 
 
-def node_object(name: str, *, gpus: int = 8, ready: bool = True, taint: bool = False, **spec: Any) -> dict[str, Any]:
+ECC = Record(checks=(Check("ecc", 0, 1, False, "GPU 5: 2 uncorrected memory errors", "kubectl drain gpu1"),))
+HELD = Record(open=True, held="the brake is on: 1 of 3 nodes")
+
+
+def node_object(
+    name: str, *, gpus: int = 8, ready: bool = True, taint: bool = False, gate: Record | None = None, **spec: Any
+) -> dict[str, Any]:
     condition = {"type": "Ready", "status": str(ready), "message": "container runtime is down"}
     images = [{"names": ["registry.example/myriad/gang-check:0.1.0", "registry.example/myriad/gang-check@sha256:0"]}]
     if taint:
         spec["taints"] = [{"key": GATE_TAINT, "effect": "NoSchedule"}]
     return {
-        "metadata": {"name": name},
+        "metadata": {"name": name, "annotations": {GATE_ANNOTATION: gate.text()} if gate else {}},
         "spec": spec,
         "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [condition], "images": images},
     }
@@ -190,7 +199,13 @@ def test_a_node_that_takes_work_is_a_plain_line() -> None:
     [
         ({"gpus": 7}, "8 GPUs expected, 7 allocatable"),
         ({"ready": False}, "the kubelet is not ready: container runtime is down"),
-        ({"taint": True}, "its gate is closed although the GPUs are there"),
+        ({"taint": True}, "its gate is closed: the node agent has not judged it yet"),
+        ({"taint": True, "gate": ECC}, "GPU 5: 2 uncorrected memory errors"),
+        (
+            {"taint": True, "gate": ECC, "gpus": 7},
+            "GPU 5: 2 uncorrected memory errors (8 GPUs expected, 7 allocatable)",
+        ),
+        ({"gate": HELD}, "the brake is on: 1 of 3 nodes"),
         ({"unschedulable": True}, "it is cordoned"),
     ],
 )
