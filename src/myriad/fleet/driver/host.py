@@ -169,7 +169,10 @@ def check_reboot(facts: Mapping[str, Any], wish: Wish, driver: str, module: Modu
     if wish.kernel and running and wish.kernel != running and wish.load_modules:
         notes.reboot.append(f"the host runs {running} and the module is built for {wish.kernel}")
     reasons: Sequence[Any] = facts.get("reboot_required") or ()
-    notes.reboot.extend(f"the host asks for one: {reason}" for reason in reasons)
+    # What the host says about the module is compared with the lock; here it is compared with the plan, above.
+    notes.reboot.extend(
+        f"the host asks for one: {reason}" for reason in reasons if not str(reason).startswith("the kernel runs module")
+    )
 
 
 def loaded_kind(state: Mapping[str, Any]) -> ModuleKind | None:
