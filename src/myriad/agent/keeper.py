@@ -130,6 +130,8 @@ class Keeper:
             more = replace(more, registry_fault=self._registry_fault(expected.registry))
         kubelet = Kubelet.of(node)
         result = before.probe if same_boot and not due else None
+        if due:
+            self._probing.not_before = float("-inf")
         verdict = judge(expected, portrait, kubelet, result, surroundings=more)
         if more.probing:
             result = self._probe(node, expected, kubelet, verdict.without("devices"), result, closed=bool(own) or due)

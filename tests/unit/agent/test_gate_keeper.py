@@ -288,6 +288,19 @@ def test_on_demand_it_is_proven_anew_and_the_request_is_done_once(world: World) 
     assert ("get", "configmaps", "myriad-brake-h100") not in world.api.calls
 
 
+def test_on_demand_a_probe_that_failed_is_tried_at_once(world: World) -> None:
+    world.look()
+    world.answer(opened=7, failures={"nvidia3": "ENXIO: No such device or address"})
+    world.look()
+    assert world.pod is None
+    request(world, "mended")
+    world.look(s=1)
+    assert world.pod is not None
+    world.answer()
+    world.look(s=1)
+    assert world.record.open
+
+
 def test_on_demand_with_gpus_in_use_nothing_closes(world: World) -> None:
     world.opened()
     user = {
