@@ -1,15 +1,15 @@
 """How many gigabytes a second each node sends and receives, measured between all pairs; names no one, counts only.
 
-Run by one pod on each node of a rack. The pods meet as a gang does (gang_check.py); then they play a tournament: in each
-round every node has one partner, both send to each other for a few seconds, and each counts what came in. No node is in
-two pairs at once, so a slow one slows only its own pairs and is seen from all sides.
+Run by one pod on each node of a rack. The pods meet as a gang does (gang_check.py); then they play a tournament: in
+each round every node has one partner, both send to each other for a few seconds, and each counts what came in. No node
+is in two pairs at once, so a slow one slows only its own pairs and is seen from all sides.
 
 The result is one JSON object on one line, printed and written to the termination message, where whoever started the job
 finds it in the pod's status:
 
     {"node": "gpu1", "rails": {"eth0": {"gpu2": 1.24, "gpu3": 1.19}}}        gigabytes (10^9) received in a second
 
-Environment, besides what gang_check.py takes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NODE_NAME, GANG_JOIN_SECONDS):
+Environment, besides that of gang_check.py (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NODE_NAME, GANG_JOIN_SECONDS):
     LINK_SECONDS (2)      how long each pair sends
     LINK_ROUNDS (0: all)  at most so many partners for each node
     LINK_RAILS            JSON {rail: {node: address}}: measured over these addresses one after the other; without it
@@ -155,7 +155,7 @@ def play(
             if settings.rank < partner:
                 host = addresses[node] if addresses else peers[partner]["host"]
                 source = (addresses[settings.node], 0) if addresses else None
-                connection = _connect(host, peers[partner]["port"], source, stop, deadline)
+                connection = _connect(node, (host, peers[partner]["port"]), source, stop, deadline)
                 gang_check.send_message(connection, {"rank": settings.rank, "rail": rail, "turn": turn})
             else:
                 connection = _await(listener, (partner, rail, turn), waiting, stop, deadline, node)
@@ -169,16 +169,16 @@ def play(
 
 
 def _connect(
-    host: str, port: int, source: tuple[str, int] | None, stop: StopRequest, deadline: float
+    node: str, address: tuple[str, int], source: tuple[str, int] | None, stop: StopRequest, deadline: float
 ) -> socket.socket:
     while True:
         if stop.asked:
             raise Stopped
         try:
-            return socket.create_connection((host, port), timeout=10, source_address=source)
+            return socket.create_connection(address, timeout=10, source_address=source)
         except OSError as error:
             if time.monotonic() > deadline:
-                raise GangError(f"cannot reach {host}:{port}: {error}") from error
+                raise GangError(f"cannot reach {node} at {address[0]}:{address[1]}: {error}") from error
         stop.pause(0.2)
 
 
@@ -218,9 +218,7 @@ def measure(env: Mapping[str, str], stop: StopRequest) -> dict[str, Any]:
         return {
             "node": settings.node,
             "rails": {
-                rail: play(
-                    settings, stop, listener, peers, addresses, rail=rail, rounds=rounds, seconds=seconds
-                )
+                rail: play(settings, stop, listener, peers, addresses, rail=rail, rounds=rounds, seconds=seconds)
                 for rail, addresses in rails.items()
             },
         }
