@@ -127,6 +127,12 @@ MODELS: tuple[GpuModel, ...] = (
         mig=_MIG_96, mig_driver="535.161.07", first_driver="535.161.07",
     ),
     GpuModel(
+        "H20-3e", 141, "SXM", "9.0", (8,), "NVIDIA HGX H20 product brief (HBM3e)",
+        architecture="hopper", pci=_ids("232c"), bandwidth_gb_s=4800,
+        products=("NVIDIA H20-3e",), nvlink=NvLink(4, 900), switched=(8,),
+        mig=_MIG_141, mig_driver="535.309.01", first_driver="535.309.01",
+    ),
+    GpuModel(
         "H800-SXM5-80GB", 80, "SXM", "9.0", (8,), "NVIDIA H800 product brief",
         architecture="hopper", pci=_ids("2324"), bandwidth_gb_s=3350,
         products=("NVIDIA H800",), nvlink=NvLink(4, 400), switched=(8,),
@@ -202,6 +208,24 @@ MODELS: tuple[GpuModel, ...] = (
         mig=_MIG_PRO, mig_driver="575.51.03", first_driver="575.51.03",
     ),
     GpuModel(
+        "RTX-PRO-6000-WS", 96, "PCIe", "12.0", (), "NVIDIA RTX PRO 6000 Blackwell Workstation Edition data sheet",
+        architecture="blackwell", pci=_ids("2bb1"), bandwidth_gb_s=1792,
+        products=("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",),
+        mig=_MIG_PRO, mig_driver="575.51.03", first_driver="570.133.07",
+    ),
+    GpuModel(
+        "RTX-PRO-6000-Max-Q", 96, "PCIe", "12.0", (), "NVIDIA RTX PRO 6000 Blackwell Max-Q data sheet",
+        architecture="blackwell", pci=_ids("2bb4"), bandwidth_gb_s=1792,
+        products=("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",),
+        mig=_MIG_PRO, mig_driver="575.51.03", first_driver="570.133.07",
+    ),
+    GpuModel(
+        "RTX-5090", 32, "PCIe", "12.0", (), "NVIDIA GeForce RTX 5090 specifications",
+        architecture="blackwell", pci=_ids("2b85"), bandwidth_gb_s=1792,
+        products=("NVIDIA GeForce RTX 5090",),
+        first_driver="570.86.16",
+    ),
+    GpuModel(
         "RTX-6000-Ada", 48, "PCIe", "8.9", (), "NVIDIA RTX 6000 Ada data sheet",
         architecture="ada", pci=_ids("26b1"), bandwidth_gb_s=960,
         products=("NVIDIA RTX 6000 Ada Generation",),
@@ -217,6 +241,16 @@ MODELS: tuple[GpuModel, ...] = (
         "A40", 48, "PCIe", "8.6", (), "NVIDIA A40 data sheet",
         architecture="ampere", pci=_ids("2235"), bandwidth_gb_s=696,
         products=("NVIDIA A40",), nvlink=NvLink(3, 112.5, bridge=True),
+    ),
+    GpuModel(
+        "RTX-A6000", 48, "PCIe", "8.6", (), "NVIDIA RTX A6000 data sheet",
+        architecture="ampere", pci=_ids("2230"), bandwidth_gb_s=768,
+        products=("NVIDIA RTX A6000",), nvlink=NvLink(3, 112.5, bridge=True),
+    ),
+    GpuModel(
+        "RTX-3090", 24, "PCIe", "8.6", (), "NVIDIA GeForce RTX 3090 specifications",
+        architecture="ampere", pci=_ids("2204"), bandwidth_gb_s=936,
+        products=("NVIDIA GeForce RTX 3090",),
     ),
     GpuModel(
         "A30", 24, "PCIe", "8.0", (), "NVIDIA A30 data sheet",

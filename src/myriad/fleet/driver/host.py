@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,6 +127,30 @@ def _is_built(packages: Mapping[str, str]) -> bool:
     return any("dkms" in name or "kernel-source" in name for name in packages)
 
 
+_RELEASE = re.compile(r"-(\d+\.\d+\.\d+-\d+-[a-z0-9.-]+)$")
+
+
+def check_prebuilt(facts: Mapping[str, Any], wish: Wish, packages: Mapping[str, str], notes: Notes) -> None:
+    """A module that the distribution built is for one kernel; a name without a release is for the newest one."""
+    release = target_kernel(facts, wish)
+    for name in sorted(packages):
+        if not is_prebuilt(name) or not release:
+            continue
+        match = _RELEASE.search(name)
+        if match is None:
+            notes.warn(
+                f"{name} is for the archive's newest kernel: lock the package that ends in {release}, so that kernel "
+                "and module move together"
+            )
+        elif match[1] != release:
+            notes.refuse(
+                "prebuilt",
+                name,
+                f"it holds the module for {match[1]}, and the host runs {release}",
+                f"lock the package that ends in {release}, or boot {match[1]}",
+            )
+
+
 def check_secure_boot(facts: Mapping[str, Any], wish: Wish, packages: Mapping[str, str], notes: Notes) -> None:
     """With Secure Boot on the kernel loads signed modules only."""
     if not facts.get("secure_boot") or not wish.load_modules:
@@ -170,9 +195,7 @@ def check_reboot(facts: Mapping[str, Any], wish: Wish, driver: str, module: Modu
         notes.reboot.append(f"the host runs {running} and the module is built for {wish.kernel}")
     reasons: Sequence[Any] = facts.get("reboot_required") or ()
     # What the host says about the module is compared with the lock; here it is compared with the plan, above.
-    notes.reboot.extend(
-        f"the host asks for one: {reason}" for reason in reasons if not str(reason).startswith("the kernel runs module")
-    )
+    notes.reboot.extend(str(reason) for reason in reasons if not str(reason).startswith("the kernel runs module"))
 
 
 def loaded_kind(state: Mapping[str, Any]) -> ModuleKind | None:

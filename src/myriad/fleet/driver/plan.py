@@ -20,6 +20,7 @@ from myriad.fleet.driver.choice import (
 from myriad.fleet.driver.host import (
     check_headers,
     check_kernel,
+    check_prebuilt,
     check_reboot,
     check_runfile,
     check_secure_boot,
@@ -148,6 +149,7 @@ class _Work:
         if not here or missing:
             check_headers(facts, wish, packages, found, notes)
             check_kernel(facts, wish, wish.driver, packages, notes)
+            check_prebuilt(facts, wish, packages, notes)
             check_secure_boot(facts, wish, packages, notes)
         if not here:
             check_candidates(packages, facts, found, notes)
