@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 from ansible_collections.myriad.gpu.plugins.module_utils import fsops, kernel, packages, units
 from ansible_collections.myriad.gpu.plugins.module_utils.record import below
@@ -36,7 +37,26 @@ class Comparison:
         self.images()
         if self.root in ("", "/"):
             self.units()
+            self.checks()
         return self.drift
+
+    def checks(self):
+        for role, entry in self.of("checks"):
+            try:
+                done = subprocess.run(
+                    entry["command"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
+                said = None if done.returncode == 0 else done.stdout
+            except (OSError, subprocess.TimeoutExpired) as error:
+                said = str(error)
+            if said is not None:
+                self.differs(role, "check", entry["name"], "as applied", " ".join(said.split())[:300])
 
     def differs(self, role, kind, item, expected, found):
         self.drift.append({"role": role, "kind": kind, "item": item, "expected": expected, "found": found})

@@ -15,6 +15,7 @@ The shape of ``<state_dir>/<role>.json``::
      "images":         [{"ref", "digest", "run"}],
      "host":           [{"name": "hostname" | "swap", "value", "run"}],
      "data":           [{"path", "run"}],
+     "checks":         [{"name", "command", "run"}],   a command that ends well while what the role made stands
      "started":        {unit: hash of what it was last started with},
      "retired":        [paths that an earlier version of the role wrote; reset removes them]}
 
@@ -46,6 +47,7 @@ KEYS = {
     "images": "ref",
     "host": "name",
     "data": "path",
+    "checks": "name",
 }
 
 STATE_OPTIONS = {
