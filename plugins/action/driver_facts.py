@@ -29,6 +29,7 @@ class ActionModule(ActionBase):
             return result
         # Not asked is not the same as asked and not found: without these keys the plan says nothing about apt.
         look = {key: value for key, value in found["facts"].items() if key not in ("candidates", "simulation")}
+        want = own_set(look, want)
         decided = plan(look, want)
         if decided.action in CHANGING and differs(decided.packages, look["installed"], decided.remove):
             found, decided = self._foresee(args, files, want, decided, task_vars)
@@ -63,6 +64,18 @@ class ActionModule(ActionBase):
         if found.get("failed"):
             return found, decided
         return found, plan(found["facts"], want)
+
+
+def own_set(look: Mapping[str, Any], want: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A set that this role brought, at the versions that are still locked, is no other's driver: it is put right again.
+
+    Without this a library that was upgraded behind everybody's back would be somebody's existing driver.
+    """
+    locked = want.get("packages") or {}
+    ours = {name: version for name, version in (look.get("recorded") or {}).items() if name in locked}
+    if want.get("existing") == "adopt" and ours and all(locked[name] == version for name, version in ours.items()):
+        return {**want, "existing": "replace"}
+    return want
 
 
 def differs(packages: Mapping[str, str], installed: Mapping[str, str], leaving: Any) -> bool:

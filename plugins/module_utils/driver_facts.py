@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from ansible_collections.myriad.gpu.plugins.module_utils import host, packages
+from ansible_collections.myriad.gpu.plugins.module_utils import host, packages, record
 from ansible_collections.myriad.gpu.plugins.module_utils.record import below
 
 GLOBAL_GUID = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -232,6 +232,11 @@ def reboot_reasons(loaded, built, wanted, root="/"):
     return reasons
 
 
+def recorded(path):
+    """Packages with their versions that a role's record names; {} without one."""
+    return {entry["name"]: entry["version"] for entry in record.load(path).get("packages", ())}
+
+
 def candidates(apt, names):
     """Versions that the repositories have, by package, the one that apt likes best last."""
     return {name: versions[::-1] for name, versions in apt.versions(names).items()}
@@ -241,9 +246,10 @@ def facts(params, apt):
     """All facts in the shape that `myriad.fleet.driver.plan` reads.
 
     Args:
-        params: kernel, sysfs, procfs, root, version (the locked driver version), names (packages that apt is asked
-            about; it is not asked at all without), simulate ({name: version}), remove (packages that leave with it).
-        apt: the apt to ask. Lists are fetched only when they lack a version that is to be simulated.
+        params: kernel, sysfs, procfs, root, version (the locked driver version), record (a role's record), names
+            (packages that apt is asked about; it is not asked at all without), simulate ({name: version}), remove
+            (packages that leave with it).
+        apt: the apt to ask. Lists are fetched when there is something to simulate.
 
     Returns:
         the facts, and what apt said while it fetched lists (empty when it did not).
@@ -284,6 +290,7 @@ def facts(params, apt):
             "nouveau_loaded": os.path.isdir(os.path.join(sysfs, "module/nouveau")),
         },
         "installed": shown,
+        "recorded": recorded(params["record"]),
         "held": sorted(name for name in database.held if name in shown),
         "unfinished": database.unfinished,
         "foreign": runfile(installed, root),
@@ -291,10 +298,9 @@ def facts(params, apt):
         "reboot_required": reboot_reasons(version, built["version"] if built else None, params["version"], root),
     }
     wanted = params["simulate"]
+    # What is to be installed is asked of the repositories as they are now, not as they were.
+    said = apt.fetch() if wanted else ""
     found["candidates"] = candidates(apt, names | {headers}) if names else {}
-    said = ""
-    if any(version not in found["candidates"].get(name, ()) for name, version in wanted.items()):
-        said = apt.fetch()
-        found["candidates"] = candidates(apt, names | {headers})
-    found["simulation"] = apt.simulate(wanted, params["remove"]) if wanted else None
+    offered = all(version in found["candidates"].get(name, ()) for name, version in wanted.items())
+    found["simulation"] = apt.simulate(wanted, params["remove"]) if wanted and offered else None
     return found, said

@@ -38,13 +38,17 @@ options:
     description: Root of the file system whose packages and modules are looked at.
     type: path
     default: /
+  record:
+    description: A role's record, of which the packages are told too.
+    type: path
+    default: /var/lib/myriad/state/gpu_driver.json
   names:
     description: Packages whose available versions are asked for.
     type: list
     elements: str
     default: []
   simulate:
-    description: Packages with their exact versions whose installation apt simulates. Lists are fetched only when they lack one of them.
+    description: Packages with their exact versions whose installation apt simulates, on lists that are fetched for it.
     type: dict
     default: {}
   remove:
@@ -54,8 +58,8 @@ options:
     default: []
   files:
     description:
-      - Content by path of apt's sources, preferences and keyrings that the transaction needs. What of it is not on the host yet is used aside of it,
-        in a temporary folder.
+      - Content by path of apt's sources, preferences and keyrings that the transaction needs. They are used aside of the host's own, in a temporary
+        folder in which the lists are too.
     type: dict
     default: {}
   repository:
@@ -103,6 +107,7 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.myriad.gpu.plugins.module_utils import driver_facts
 from ansible_collections.myriad.gpu.plugins.module_utils.packages import Apt, PackageError, explain_fetch
+from ansible_collections.myriad.gpu.plugins.module_utils.record import RecordError
 
 ARGUMENTS = {
     "want": {"type": "dict", "default": {}},
@@ -111,6 +116,7 @@ ARGUMENTS = {
     "sysfs": {"type": "path", "default": "/sys"},
     "procfs": {"type": "path", "default": "/proc"},
     "root": {"type": "path", "default": "/"},
+    "record": {"type": "path", "default": "/var/lib/myriad/state/gpu_driver.json"},
     "names": {"type": "list", "elements": "str", "default": []},
     "simulate": {"type": "dict", "default": {}},
     "remove": {"type": "list", "elements": "str", "default": []},
@@ -120,25 +126,13 @@ ARGUMENTS = {
 }
 
 
-def missing(files):
-    """All of the files when one of them is not on the host as it is given, else none."""
-    for path, content in files.items():
-        try:
-            with open(path, encoding="utf-8") as stream:
-                if stream.read() != content:
-                    return files
-        except OSError:
-            return files
-    return {}
-
-
 def main():
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
     try:
-        with Apt(missing(params["files"])) as apt:
+        with Apt(params["files"]) as apt:
             facts, said = driver_facts.facts(params, apt)
-    except PackageError as error:
+    except (PackageError, RecordError) as error:
         module.fail_json(msg=str(error), exception=None)
     error = ""
     if said and params["repository"]:

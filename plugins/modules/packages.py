@@ -220,14 +220,20 @@ class Transaction:
         for name, version in simulation["install"].items():
             self.brought(name, version, locked=name in self.wanted)
         self.record.save()
-        self.apt.install(self.wanted, leaving)
+        try:
+            self.apt.install(self.wanted, leaving)
+        except packages.PackageError as error:
+            # The lists were older than the repository: ask it again, and say what it has now.
+            if "404" in str(error):
+                self.available(differs, fresh=True)
+            raise
         packages.mark_manual([name for name in self.wanted if name in simulation["install"]])
 
-    def available(self, differs):
+    def available(self, differs, fresh=False):
         """Whether the repositories have every version; lists are fetched when they do not say so. None: check mode cannot know."""
         versions = self.apt.versions(differs)
         lacking = {name: v for name, v in differs.items() if v not in versions.get(name, ())}
-        if not lacking:
+        if not lacking and not fresh:
             return True
         if self.check and self.params["foreseen"]:
             return None

@@ -71,7 +71,7 @@ def preferences(packages: Mapping[str, str]) -> str:
 
     1001 outweighs an installed newer version (apt_preferences(5)), so that a package which moved on comes back. What the
     set depends on by exact version and does not name itself follows the version that most of the set has: without that
-    apt takes the newest of it and finds that it does not fit.
+    apt takes the newest of it, which does not fit.
     """
     exact = [("Package: " + name, version) for name, version in sorted(packages.items())]
     counts: dict[str, int] = {}
