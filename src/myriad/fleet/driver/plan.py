@@ -195,7 +195,7 @@ class _Work:
             )
             return self._finish("refused", "", "", {}, (), [], check_mig(self.gpus, wish.driver, notes))
         driver = distinct[0]
-        if driver == wish.driver and all(installed.get(name) == version for name, version in self._locked().items()):
+        if driver == wish.driver and self._is_part_of_lock(installed):
             return None
         check_mix(installed, driver, "installed driver packages", notes)
         check_branch(self.gpus, None, driver, "installed driver packages", notes)
@@ -222,8 +222,8 @@ class _Work:
             )
         if driver != wish.driver:
             notes.warn(
-                f"the host keeps driver {driver} and the lock says {wish.driver or 'nothing'}: the gate expects "
-                f"{driver} here"
+                f"the host keeps driver {driver} and the lock says {wish.driver or 'nothing'}: the gate expects {driver} "
+                "here. gpu_driver_existing: replace brings the locked one"
             )
         check_reboot(self.facts, wish, driver, None, notes)
         missing = unbuilt(self.facts, wish, driver)
@@ -237,6 +237,12 @@ class _Work:
         mig = check_mig(self.gpus, driver, notes)
         reason = f"driver {driver} is there, of one version in all its {len(versions)} packages, and stays"
         return self._finish("adopt", reason, driver, installed, (), [], mig, held_module=_one(held))
+
+    def _is_part_of_lock(self, installed: Mapping[str, str]) -> bool:
+        """Nothing differs from the lock, at most something is missing: an installation that was cut off goes on."""
+        locked = self._locked()
+        same = all(installed.get(name, version) == version for name, version in locked.items())
+        return same and not self._leaving(installed, locked)
 
     def _either_module(self) -> bool:
         return self.decision.module_reason.startswith(("both modules", "gpu_driver_module"))
@@ -265,7 +271,7 @@ class _Work:
         old = sorted(set(exact(installed).values()))
         if old == [driver] and not remove:
             lacking = sorted(name for name, version in packages.items() if installed.get(name) != version)
-            return "install", f"driver {driver} is there, and {listing(lacking)} is not as locked"
+            return "install", f"driver {driver} is there in part; {listing(lacking)} still to come"
         if old == [driver]:
             return "replace", f"driver {driver} is there with {listing(remove)}, which does not belong here"
         if old:
@@ -299,7 +305,7 @@ class _Work:
             gpus=self.gpus.found,
             driver="" if refused else driver,
             module=held_module or decision.module,
-            module_reason=decision.module_reason,
+            module_reason="as installed" if held_module else decision.module_reason,
             fabric_manager=decision.fabric,
             fabric_reason=decision.fabric_reason,
             mig_capable=mig,
