@@ -222,8 +222,8 @@ class _Work:
             )
         if driver != wish.driver:
             notes.warn(
-                f"the host keeps driver {driver} and the lock says {wish.driver or 'nothing'}: the gate expects {driver} "
-                "here. gpu_driver_existing: replace brings the locked one"
+                f"the host keeps driver {driver} and the lock says {wish.driver or 'nothing'}: the gate expects "
+                f"{driver} here. gpu_driver_existing: replace brings the locked one"
             )
         check_reboot(self.facts, wish, driver, None, notes)
         missing = unbuilt(self.facts, wish, driver)
