@@ -1,4 +1,5 @@
-"""The node agent: measures a node's GPUs and opens or closes its gate.
+"""The node agent: looks at one node, publishes what it is, keeps its labels and its gate true.
 
-`gate` judges and says what to write (pure); `measure` asks the driver and the PCI bus; `__main__` follows the node.
+`collect` asks the node's tools and files; `steady` and `myriad.fleet.portrait` make a quiet portrait of it; `publish`,
+`asserted` and `keeper` write what differs; `loop` does all of that again and again.
 """

@@ -496,11 +496,27 @@ def facts(portrait: Portrait) -> list[Fact]:
     ]
 
 
+_LOOKS = {
+    "machine_id": KERNEL,
+    "boot_id": KERNEL,
+    "kernel": KERNEL,
+    "pci": PCI,
+    "gpus": GPUS,
+    "drivers": MODULE,
+    "fabric": GPUS,
+    "device_nodes": DEVICE_NODES,
+    "nics": NETWORK,
+    "neighbours": NEIGHBOURS,
+}
+"""Which look gave a part that does not say so itself: an empty list has no room for it."""
+
+
 def _leaves(portrait: Portrait) -> Iterator[tuple[str, str, Any]]:
-    for name, field in type(portrait).model_fields.items():
-        # The summary repeats what stands elsewhere.
-        if name not in ("observations", "summary", "node"):
-            yield from _walk(getattr(portrait, name), field.alias or name, KERNEL)
+    fields = type(portrait).model_fields
+    for name, look in _LOOKS.items():
+        for key, path, value in _walk(getattr(portrait, name), fields[name].alias or name, look):
+            if key in portrait.observations:
+                yield key, path, value
 
 
 def _walk(value: Any, path: str, key: str) -> Iterator[tuple[str, str, Any]]:

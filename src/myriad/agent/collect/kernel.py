@@ -19,6 +19,8 @@ _DEVICES = re.compile(
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<address>[0-9A-Fa-f:]+)(?:\.\d)?\): (?P<code>\d+)")
 # /dev/kmsg: priority,sequence,microseconds,flags;message. /proc/kmsg and dmesg: <priority>[ seconds.micro] message.
 _KMSG = re.compile(r"^\d+,(?P<sequence>\d+),(?P<micro>\d+),")
+# A kernel starts init within its first minute; ticks are hundredths of a second.
+_EARLY_TICKS = 6000
 _DMESG = re.compile(r"^(?:<\d+>)?\[\s*(?P<seconds>\d+\.\d+)\]")
 
 
@@ -34,7 +36,7 @@ class KernelFacts:
         numa = [name for name in source.names("/sys/devices/system/node") or [] if re.fullmatch(r"node\d+", name)]
         found = Findings(
             machine_id=(source.read("/etc/machine-id") or "").strip(),
-            boot_id=(source.read("/proc/sys/kernel/random/boot_id") or "").strip(),
+            boot_id=_boot(source),
             kernel=Kernel(
                 observed=KERNEL,
                 release=release,
@@ -51,6 +53,16 @@ class KernelFacts:
             observed=DEVICE_NODES, names=tuple(name for name in names or [] if _DEVICES.match(name))
         )
         return found
+
+
+def _boot(source: Source) -> str:
+    """Which start of the node this is: the kernel's id, and where the node shares its kernel with others (a container)
+    the start of its own init."""
+    boot = (source.read("/proc/sys/kernel/random/boot_id") or "").strip()
+    # proc_pid_stat(5): the 22nd field; the second is in parentheses and may hold blanks.
+    fields = (source.read("/proc/1/stat") or "").rpartition(")")[2].split()
+    started = whole(fields[19]) if len(fields) > 19 else None
+    return f"{boot}.{started}" if boot and started is not None and started > _EARLY_TICKS else boot
 
 
 def _cpus(text: str | None) -> int | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 
 from myriad.agent.collect import nvidia_xml
 from myriad.agent.collect.base import Findings
+from myriad.agent.collect.pci import gpus_on_bus
 from myriad.agent.collect.source import Done, Source
 from myriad.fleet.portrait import FABRIC_MANAGER, GPUS, MODULE, Driver, Fabric, Gpu, Observation
 
@@ -42,6 +44,7 @@ _RETURN = {
     14: "a GPU's infoROM is corrupted",
     15: "a GPU fell off the bus or cannot be reached",
 }
+_APART_S = 60.0
 # The order in which states are better.
 _STATES = ("not-started", "in-progress", "completed")
 
@@ -61,6 +64,7 @@ class Nvidia:
     _slices: dict[str, list[tuple[str, str]]] | None = None
     _links_of: tuple[str, ...] | None = None
     _links: dict[int, dict[int, int]] | None = None
+    _apart: tuple[str, float, list[str]] = ("", float("-inf"), [])
 
     def collect(self, source: Source, at: str) -> Findings:
         """See Collector."""
@@ -68,6 +72,8 @@ class Nvidia:
         done = source.run(QUERY, timeout_s=self.timeout_s)
         log = None if done.fault else nvidia_xml.read(done.stdout)
         said = " ".join(QUERY)
+        if log is None and not done.fault and nvidia_xml.lost(done.stdout + done.stderr):
+            log = self._one_by_one(source, done)
         if log is None:
             found.observations[GPUS] = Observation(source=said, at=at, fault=_fault(done))
             return found
@@ -80,6 +86,20 @@ class Nvidia:
         found.gauges = log.gauges
         found.drivers = [Driver(observed=GPUS, vendor="nvidia", cuda=log.cuda or None)]
         return found
+
+    def _one_by_one(self, source: Source, done: Done) -> nvidia_xml.Log | None:
+        """Some versions of nvidia-smi give up at the first GPU that is lost; the others are asked one by one, but not
+        at every look: on a sick machine each call takes seconds."""
+        clock = time.monotonic()
+        said, asked_at, answers = self._apart
+        if said != done.stdout or clock - asked_at >= _APART_S:
+            answers = [done.stdout]
+            for address in gpus_on_bus(source):
+                domain, _, rest = address.partition(":")
+                call = (*QUERY, "-i", f"{domain.rjust(8, '0')}:{rest}".upper())
+                answers.append(source.run(call, timeout_s=self.timeout_s).stdout)
+            self._apart = (done.stdout, clock, answers)
+        return nvidia_xml.read(*answers)
 
     def _sliced(self, source: Source, gpus: list[Gpu]) -> list[Gpu]:
         shape = tuple(

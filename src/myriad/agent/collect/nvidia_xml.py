@@ -71,31 +71,40 @@ class Log:
     fault: str = ""
 
 
-def read(text: str) -> Log | None:
-    """The document in `text`, which may have sentences around it or end in the middle; None where there is none."""
-    start = text.find("<nvidia_smi_log")
-    if start < 0:
-        return None
-    end = text.find("</nvidia_smi_log>")
+def read(*texts: str) -> Log | None:
+    """The documents in `texts`, one for all GPUs or one for each; None where none of them holds one.
+
+    A text may have sentences around its document or end in the middle.
+    """
     log = Log()
-    root: ET.Element | None = None
-    if end > 0:
+    elements: list[ET.Element] = []
+    is_one = False
+    for text in texts:
+        start, end = text.find("<nvidia_smi_log"), text.find("</nvidia_smi_log>")
+        if start < 0:
+            continue
+        is_one = True
         try:
-            root = _parsed(text[start : end + len("</nvidia_smi_log>")])
+            root = _parsed(text[start : end + len("</nvidia_smi_log>")]) if end > 0 else None
         except ET.ParseError:
             root = None
-    if root is not None:
-        elements = root.findall("gpu")
-        log.driver, log.cuda = _text(root, "driver_version"), _text(root, "cuda_version")
-    else:
-        log.fault = "nvidia-smi broke off in the middle of its answer"
-        elements = [_parsed(block) for block in _GPU_BLOCK.findall(text)]
+        if root is None:
+            log.fault = "nvidia-smi broke off in the middle of its answer"
+            elements += [_parsed(block) for block in _GPU_BLOCK.findall(text)]
+        else:
+            elements += root.findall("gpu")
         for name in ("driver_version", "cuda_version"):
             said = re.search(rf"<{name}>([^<]+)</{name}>", text)
             setattr(log, name.partition("_")[0], said[1].strip() if said else "")
-    lost = {address(match["address"]): " ".join(match["why"].split()).rstrip(".") for match in LOST.finditer(text)}
-    _fill(log, elements, lost)
+    if not is_one:
+        return None
+    _fill(log, elements, lost("\n".join(texts)))
     return log
+
+
+def lost(text: str) -> dict[str, str]:
+    """Addresses of the GPUs that nvidia-smi says it cannot open, with its reason."""
+    return {address(match["address"]): " ".join(match["why"].split()).rstrip(".") for match in LOST.finditer(text)}
 
 
 def _parsed(text: str) -> ET.Element:
@@ -105,12 +114,12 @@ def _parsed(text: str) -> ET.Element:
     return ET.fromstring(text)  # noqa: S314
 
 
-def _fill(log: Log, elements: Iterable[ET.Element], lost: Mapping[str, str]) -> None:
-    found: dict[str, tuple[ET.Element | None, str]] = {at: (None, why) for at, why in lost.items()}
+def _fill(log: Log, elements: Iterable[ET.Element], gone: Mapping[str, str]) -> None:
+    found: dict[str, tuple[ET.Element | None, str]] = {at: (None, why) for at, why in gone.items()}
     for element in elements:
         at = address(element.get("id", "") or _text(element, "pci/pci_bus_id"))
         broken = next((t for t in (_raw(element, "product_name"), _raw(element, "uuid")) if _is_broken(t)), "")
-        found[at] = (element, lost.get(at) or broken)
+        found[at] = (element, gone.get(at) or broken)
     # The driver counts GPUs in the order of the bus; one that is lost keeps its number (nvidia-smi(1), -i).
     for index, at in enumerate(sorted(found)):
         gpu, why = found[at]

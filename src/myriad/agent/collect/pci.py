@@ -59,6 +59,16 @@ class Pci:
         return found
 
 
+def gpus_on_bus(source: Source, vendor: str = NVIDIA) -> list[str]:
+    """Addresses of a vendor's GPUs."""
+    return [
+        address
+        for address in source.names(DEVICES) or []
+        if _id(source.read(f"{DEVICES}/{address}/vendor")) == vendor
+        and _id(source.read(f"{DEVICES}/{address}/class")).startswith((_DISPLAY, _ACCELERATOR))
+    ]
+
+
 def _device(source: Source, address: str) -> tuple[str, PciDevice] | None:
     folder = f"{DEVICES}/{address}"
     # A device that is being removed while we look reads as nothing.

@@ -22,6 +22,8 @@ import yaml
 from myriad.errors import InputError
 
 NOT_FOUND = 127
+_KERNELS_OWN = ("/proc/1/", "/proc/stat", "/proc/sys/", "/sys/devices/system/")
+"""Paths that belong to the kernel alone: where another sysfs or procfs is shown and lacks them, they are asked for."""
 _READ_MOST_BYTES = 4 << 20
 
 
@@ -159,7 +161,8 @@ class Host:
             os.close(handle)
 
     def _real(self, path: str) -> Path:
-        return self._below(self._mapped(path))
+        real = self._below(self._mapped(path))
+        return self._below(path) if path.startswith(_KERNELS_OWN) and not real.exists() else real
 
     def _below(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -230,6 +233,7 @@ class Recorded:
                 int(entry.get("rc", 0)), text, entry.get("stderr", ""), entry.get("fault", "")
             )
         self._files: dict[str, Any] = _yaml(files) or {}
+        self._links = {path: body["link"] for path, body in self._files.items() if isinstance(body, dict)}
         self._folders: dict[str, set[str]] = {}
         for path in self._files:
             pure = PurePosixPath(path)
@@ -262,16 +266,14 @@ class Recorded:
 
     def _follow(self, path: str) -> str:
         for _hop in range(16):
-            parts = PurePosixPath(path).parts
-            for end in range(len(parts), 1, -1):
-                head = str(PurePosixPath(*parts[:end]))
-                target = self._files.get(head)
-                if isinstance(target, dict):
-                    joined = PurePosixPath(head).parent / target["link"] / PurePosixPath(*parts[end:])
-                    path = os.path.normpath(joined)
-                    break
-            else:
+            end = len(path)
+            while end > 0 and path[:end] not in self._links:
+                end = path.rfind("/", 0, end)
+            if end <= 0:
                 return path
+            head, target = path[:end], self._links[path[:end]]
+            base = target if target.startswith("/") else f"{head.rpartition('/')[0]}/{target}"
+            path = os.path.normpath(base + path[end:])
         return path
 
 
