@@ -7,7 +7,7 @@ name: fabric
 short_description: Interfaces between GPUs, from the description
 description:
   - C(fabric_plan) gives the interfaces of one node from the description of its pool; empty where that has none.
-  - C(fabric_hosts) is the host pattern of nodes for which the role fabric has something to do.
+  - C(has_fabric) tells whether the role fabric has something to do on a host.
   - C(locked_packages) are the packages that the lock has for a component on a distribution.
 """
 
@@ -19,9 +19,6 @@ from myriad.fleet import fabric
 from myriad.fleet.model import Fabric, pool_of_group
 from myriad.stack.lock import load_lock
 from pydantic import ValidationError
-
-NOBODY = "gpu_nodes:!all"
-"""A pattern that no host matches, and over which ansible does not wonder."""
 
 
 def fabric_plan(
@@ -56,14 +53,13 @@ def _address(hostvars: Mapping[str, Mapping[str, Any]], host: str) -> str:
         return host
 
 
-def fabric_hosts(
-    fabrics: Mapping[str, Any] | None, topology: Mapping[str, Any] | None, groups: Mapping[str, Sequence[str]]
-) -> str:
-    """Groups of pools with a fabric; all GPU nodes where switches are described; a pattern for nobody otherwise."""
+def has_fabric(
+    fabrics: Mapping[str, Any] | None, topology: Mapping[str, Any] | None, group_names: Sequence[str]
+) -> bool:
+    """Whether the role fabric has something to do on a host: its pool has a fabric, or switches are described."""
     if (topology or {}).get("switches"):
-        return "gpu_nodes"
-    pools = [name for name in groups if name.startswith("pool_") and pool_of_group(name, fabrics or {})]
-    return ":".join(sorted(pools)) or NOBODY
+        return "gpu_nodes" in group_names
+    return any(name.startswith("pool_") and pool_of_group(name, fabrics or {}) for name in group_names)
 
 
 def locked_packages(component: str, distribution: str, version: str) -> dict[str, str]:
@@ -87,4 +83,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Filters by name."""
-        return {"fabric_plan": fabric_plan, "fabric_hosts": fabric_hosts, "locked_packages": locked_packages}
+        return {"fabric_plan": fabric_plan, "has_fabric": has_fabric, "locked_packages": locked_packages}
