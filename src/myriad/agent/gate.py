@@ -9,134 +9,30 @@ nor for the kubelet. So the first difference is the cause, and those after it th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from myriad.agent import health
 from myriad.agent.advice import Advice, advise
 from myriad.agent.probe import ProbeResult
+from myriad.agent.verdict import HEALTH, OWN_CAUSE, SETTLING, Check, Kubelet, Surroundings, Value, Verdict
 from myriad.fleet.portrait import DEVICE_NODES, FABRIC_MANAGER, GPUS, MODULE, NEIGHBOURS, PCI, Expected, Portrait
 
-Json = dict[str, Any]
-Value = int | str | None
-
-OWN_CAUSE = frozenset({"expected", "pci", "module", "ecc", "row-remap", "xid", "topology", "registry", "images"})
-"""Checks whose failure never follows from an earlier one: each names a fault of its own."""
-
-HEALTH = frozenset({"answers", "lost", "ecc", "row-remap", "xid", "fabric"})
-"""Checks that look at a GPU's health: where they fail after the gate was open, the node is unhealthy, not unready."""
+__all__ = [
+    "HEALTH",
+    "SETTLING",
+    "Check",
+    "Kubelet",
+    "Surroundings",
+    "Verdict",
+    "agent_log",
+    "judge",
+    "registry_url",
+    "resources",
+]
 
 _SILENT = frozenset({"volta", "ampere"})
 """Architectures whose GPUs show no fabric state in nvidia-smi (it says N/A). What is wrong shows in CUDA's start."""
-
-SETTLING = frozenset({"capacity", "allocatable"})
-"""Checks that fail for seconds while a device plugin or kubelet restarts: the kubelet hands out no GPU meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One comparison.
-
-    Attributes:
-        check: its name.
-        expected, found: for a table; None where there is nothing to show.
-        ok: whether they agree.
-        cause: what is wrong, as a sentence without a full stop; empty when ok.
-        next: what to do, a command where there is one; empty when ok.
-        follows: the earlier check that this one's failure follows from; empty where it stands for itself.
-    """
-
-    check: str
-    expected: Value
-    found: Value
-    ok: bool
-    cause: str = ""
-    next: str = ""
-    follows: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Kubelet:
-    """What the kubelet reports on the Node: extended resources by name, and the images that it lists.
-
-    Attributes:
-        capacity, allocatable: amounts by resource.
-        images: names of images, with tag and with digest. A kubelet lists no more than 50 images unless it is told to.
-        ready: whether its Node is Ready.
-    """
-
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    allocatable: Mapping[str, int] = field(default_factory=dict)
-    images: tuple[str, ...] = ()
-    ready: bool = True
-
-    @classmethod
-    def of(cls, node: Json) -> Kubelet:
-        """From a Node object."""
-        status = node.get("status") or {}
-        return cls(
-            _extended(status.get("capacity")),
-            _extended(status.get("allocatable")),
-            tuple(str(name) for image in status.get("images") or [] for name in image.get("names") or []),
-            any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or []),
-        )
-
-
-def _extended(amounts: Mapping[str, Any] | None) -> dict[str, int]:
-    return {name: int(text) for name, text in (amounts or {}).items() if "/" in name and str(text).isdigit()}
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What is neither in the portrait nor on the Node.
-
-    Attributes:
-        registry_fault: why the registry cannot be reached; empty where it can; None where it was not asked.
-        probing: whether GPUs are tried from a container on this node at all.
-        baseline: Xids that were seen and dealt with before, `UUID/code` to count.
-        policy: whether registry and warm images are asked for: they are before the gate opens, not afterwards.
-    """
-
-    registry_fault: str | None = None
-    probing: bool = True
-    baseline: Mapping[str, int] = field(default_factory=dict)
-    policy: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """All checks of one node."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def open(self) -> bool:
-        """All agree."""
-        return all(check.ok for check in self.checks)
-
-    @property
-    def first(self) -> Check | None:
-        """The first that does not."""
-        return next((check for check in self.checks if not check.ok), None)
-
-    @property
-    def cause(self) -> str:
-        """What is wrong; empty where nothing is."""
-        return self.first.cause if self.first else ""
-
-    @property
-    def next(self) -> str:
-        """What to do about it."""
-        return self.first.next if self.first else ""
-
-    @property
-    def failing(self) -> tuple[str, ...]:
-        """Names of checks that fail for themselves."""
-        return tuple(check.check for check in self.checks if not check.ok and not check.follows)
-
-    def without(self, *names: str) -> Verdict:
-        """The verdict as if these checks were not asked."""
-        return Verdict(tuple(check for check in self.checks if check.check not in names))
 
 
 def judge(

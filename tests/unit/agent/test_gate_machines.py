@@ -152,7 +152,7 @@ def test_every_fault_of_the_doubles_is_told_by_its_own_check(
     assert judged.open or judged.next
 
 
-def test_a_gpu_that_fell_off_the_bus_ends_nvidia_smi_and_is_a_matter_of_health(double: Any) -> None:
+def test_a_gpu_that_fell_off_the_bus_is_named_with_its_report(double: Any) -> None:
     judged = verdict(double(("xid", 4, "79")), Expected(gpus=8, model=H100))
-    assert judged.failing == ("answers",)
-    assert "lost" in judged.cause and "reboot" in judged.next.lower()
+    assert judged.failing == ("lost", "xid")
+    assert judged.cause.startswith("GPU 4: ") and "lost" in judged.cause and "reboot" in judged.next
