@@ -25,7 +25,7 @@ MIRROR = "http://127.0.0.1:8099/"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with driver_node(tmp_path_factory.mktemp("driver-node")) as made:
+    with driver_node(tmp_path_factory.mktemp("node"), "vendor") as made:
         made.put(node_files({}, MADE_KERNEL))
         yield made
 

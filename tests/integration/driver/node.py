@@ -136,11 +136,11 @@ class Node:
 
 
 @contextmanager
-def driver_node(folder: Path) -> Iterator[Node]:
-    """A fresh node that answers over ssh."""
+def driver_node(folder: Path, kind: str) -> Iterator[Node]:
+    """A fresh node that answers over ssh; `kind` tells those of several test files apart."""
     display = Display(Console(stderr=True, highlight=False, soft_wrap=True))
-    paths = LabPaths(CLONE, folder=".lab-driver")
-    name = f"{lab_name(str(CLONE))}-driver"
+    paths = LabPaths(CLONE, folder=f".lab-{kind}")
+    name = f"{lab_name(str(CLONE))}-{kind}"
     settings = read_settings()
     base = LabState(name=lab_name(str(CLONE)))
     client = engine.connect()
