@@ -237,12 +237,12 @@ def choose_fabric(bus: Bus, gpus: Gpus, wish: Wish, notes: Notes, *, virtual: bo
     if fifth and not virtual:
         # A card that is missing does not change the board, so the count does not decide here.
         return True, f"{fifth[0].name} comes on boards with NVSwitches only, which NVLink 5 keeps off the PCI bus"
-    full = [model for model in boards if counts[model.name] in model.switched]
-    if full:
+    # Boards of a size without NVSwitches (HGX with four cards) have direct links; any other count is part of a board.
+    parts = [model for model in boards if counts[model.name] not in set(model.per_board) - set(model.switched)]
+    if parts:
         notes.warn(
-            f"{counts[full[0].name]} x {full[0].name} come on a board with NVSwitches, and none is on the PCI bus: "
-            "CUDA "
-            "will answer error 802 unless the hypervisor manages the fabric. Look for them with lspci -d 10de::0680"
+            f"{counts[parts[0].name]} x {parts[0].name} come on a board with NVSwitches, and none is on the PCI bus: CUDA "
+            "will answer error 802 unless a hypervisor manages the fabric. Look for them with lspci -d 10de::0680"
         )
     return False, "no NVSwitch on the PCI bus"
 
