@@ -241,8 +241,8 @@ def choose_fabric(bus: Bus, gpus: Gpus, wish: Wish, notes: Notes, *, virtual: bo
     parts = [model for model in boards if counts[model.name] not in set(model.per_board) - set(model.switched)]
     if parts:
         notes.warn(
-            f"{counts[parts[0].name]} x {parts[0].name} come on a board with NVSwitches, and none is on the PCI bus: CUDA "
-            "will answer error 802 unless a hypervisor manages the fabric. Look for them with lspci -d 10de::0680"
+            f"{counts[parts[0].name]} x {parts[0].name} come on a board with NVSwitches, and none is on the PCI bus: "
+            "CUDA will answer error 802 unless a hypervisor manages the fabric. Look for them with lspci -d 10de::0680"
         )
     return False, "no NVSwitch on the PCI bus"
 
