@@ -5,11 +5,12 @@ What happens is in `myriad.kube.reboot`; here are the connection to the host and
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 from typing import Any
 
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils import reboot_reasons
 
@@ -115,13 +116,10 @@ class _Host:
         self._action = action
         self._command: list[str] = args["command"]
         self._controller_command: list[str] = args["controller_command"]
-        connection = action._connection
         for option, value in (("timeout", CONNECT_TIMEOUT_S), ("reconnection_retries", 0)):
-            if option in connection.options or getattr(connection, "has_pipelining", False):
-                try:
-                    connection.set_option(option, value)
-                except KeyError:
-                    continue  # not every connection knows the option
+            # Not every kind of connection knows both.
+            with contextlib.suppress(KeyError, AnsibleError):
+                action._connection.set_option(option, value)
 
     def boot(self) -> str | None:
         try:
@@ -146,7 +144,7 @@ class _Host:
                 raise MyriadError(
                     f"`{shlex.join(command)}` on the controller ended with {done.returncode}: "
                     f"{(done.stderr or done.stdout).strip()[-300:]}",
-                    hint="the node is still drained; repair that and run the same command again",
+                    hint="repair that and run the same command again",
                 )
             return
         text = shlex.join(str(word) for word in self._command)
@@ -158,5 +156,5 @@ class _Host:
         if answer["rc"] not in (0, 255) and answer["rc"] >= 0:
             raise MyriadError(
                 f"`{text}` ended with {answer['rc']}: {(answer['stderr'] or answer['stdout']).strip()[-300:]}",
-                hint="the node is still drained; repair that and run the same command again",
+                hint="repair that and run the same command again",
             )

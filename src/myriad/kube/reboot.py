@@ -328,7 +328,12 @@ def reboot(
     again = boot == mark.boot
     if again:
         say(f"{name}: rebooting ({'; '.join(mark.reasons) or 'asked for'})")
-        machine.reboot()
+        try:
+            machine.reboot()
+        except MyriadError:
+            # It is up and was never sent down: it must not stay closed for that.
+            patch_node(api, name, given_back)
+            raise
     try:
         _until(
             lambda: machine.boot() not in (None, mark.boot), waits.reboot_s, waits.poll_s, sleep, clock,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.myriad.gpu.plugins.module_utils import reboot_reasons
 
+from myriad.errors import MyriadError
 from myriad.kube.client import LEASES, ClusterUnreachableError
 from myriad.kube.drain import CORDON_ANNOTATION, Cordon, Gang
 from myriad.kube.reboot import (
@@ -275,6 +276,18 @@ def test_a_host_that_does_not_answer_is_not_marked() -> None:
     with pytest.raises(NotBackError, match="does not answer, so it was not rebooted"):
         go(api, Host(api, boot=None))
     assert REBOOT_ANNOTATION not in api.annotations
+
+
+def test_d2_a_reboot_command_that_is_refused_leaves_the_node_as_it_was() -> None:
+    api = Api()
+
+    class Refusing(Host):
+        def reboot(self) -> None:
+            raise MyriadError("`systemctl reboot` ended with 1: Operation not permitted")
+
+    with pytest.raises(MyriadError, match="Operation not permitted"):
+        go(api, Refusing(api))
+    assert api.node["spec"] == {} and REBOOT_ANNOTATION not in api.annotations
 
 
 def test_the_api_server_may_be_away_while_its_own_node_reboots() -> None:
