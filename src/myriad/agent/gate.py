@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from myriad.agent import health
 from myriad.agent.advice import Advice, advise
 from myriad.agent.probe import ProbeResult
 from myriad.agent.verdict import HEALTH, OWN_CAUSE, SETTLING, Check, Kubelet, Surroundings, Value, Verdict
-from myriad.fleet.portrait import DEVICE_NODES, FABRIC_MANAGER, GPUS, MODULE, NEIGHBOURS, PCI, Expected, Portrait
+from myriad.fleet.portrait import DEVICE_NODES, FABRIC_MANAGER, GPUS, MODULE, NEIGHBOURS, PCI, Expected, Gpu, Portrait
 
 __all__ = [
     "HEALTH",
@@ -283,47 +282,47 @@ class _Judging:
         )  # fmt: skip
 
     def _mig(self) -> Iterator[Check]:
-        wanted = self.expected.mig.profiles
-        mode = "enabled" if wanted else "disabled"
-        layout = " ".join(f"{count} x {name}" for name, count in sorted(wanted.items()))
+        described = self.expected.mig
         able = [gpu for gpu in self.portrait.gpus if gpu.mig is not None]
-        if not able and not wanted:
-            return
+        sliced = bool(described.profiles or described.cards)
+        layout = _layout(described.profiles) or ("by card" if described.cards else "whole cards")
         if not able:
-            if self.portrait.gpus:
+            if sliced and self.portrait.gpus:
                 yield Check(
                     "mig", layout, None, False, "MIG is described, and no GPU of the node can do it",
                     f"take the MIG layout of {self.node}'s group out of the description",
                 )  # fmt: skip
             return
-        wrong: list[str] = []
-        pending: list[int] = []
-        for gpu in able:
-            assert gpu.mig is not None  # noqa: S101 (narrows the type)
-            if gpu.mig.mode != gpu.mig.pending:
-                pending.append(gpu.index)
-            elif gpu.mig.mode != mode:
-                wrong.append(f"GPU {gpu.index}: MIG is {gpu.mig.mode}")
-            else:
-                found = _tally(part.profile for part in gpu.mig.slices)
-                if found != dict(wanted):
-                    shown = " ".join(f"{count} x {name}" for name, count in sorted(found.items())) or "no slice"
-                    wrong.append(f"GPU {gpu.index}: {shown}")
+        pending = [gpu.index for gpu in able if gpu.mig and gpu.mig.mode != gpu.mig.pending]
+        wrong = [text for gpu in able if gpu.index not in pending and (text := self._card(gpu))]
         if pending:
             yield Check(
-                "mig", layout or mode, "pending", False,
+                "mig", layout, "pending", False,
                 f"the MIG mode of GPU {_numbers(pending)} changes at the next reset or reboot only",
                 f"myriad site --limit {self.node} (drains, resets, applies the layout), or {_reboot(self.node)}",
             )  # fmt: skip
         elif wrong:
             yield Check(
-                "mig", layout or mode, wrong[0].partition(": ")[2], False,
-                f"{'; '.join(wrong[:3])}{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}; described: "
-                f"{layout or 'whole cards'}",
+                "mig", layout, wrong[0].partition(": ")[2].partition(", described")[0], False,
+                f"{'; '.join(wrong[:3])}{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}",
                 f"myriad site --limit {self.node} (applies the layout to a drained node)",
             )  # fmt: skip
         else:
-            yield Check("mig", layout or mode, layout or mode, True)
+            yield Check("mig", layout, layout, True)
+
+    def _card(self, gpu: Gpu) -> str:
+        """How one card is cut otherwise than described, in words; empty where it is as described."""
+        if gpu.mig is None:
+            return ""
+        described = self.expected.mig
+        cards = described.cards.get(str(gpu.index), ())
+        wanted = _tally(iter(cards)) if described.cards else dict(described.profiles)
+        found = _tally(part.profile for part in gpu.mig.slices)
+        mode = "enabled" if wanted else "disabled"
+        if (gpu.mig.mode, found) == (mode, wanted):
+            return ""
+        shown = f"MIG is {gpu.mig.mode}" if gpu.mig.mode != mode else _layout(found) or "no slice"
+        return f"GPU {gpu.index}: {shown}, described: {_layout(wanted) or 'whole card'}"
 
     def _topology(self) -> Iterator[Check]:
         wanted = self.expected.fabric
@@ -338,36 +337,26 @@ class _Judging:
             ]
             if self.portrait.fabric.cluster_uuid:
                 pair = (self.portrait.fabric.cluster_uuid, str(self.portrait.fabric.clique or 0))
-                sightings += nvlink_sightings(self.node, [pair])
+                # A domain that the description does not place says nothing about the place.
+                sightings += [s for s in nvlink_sightings(self.node, [pair]) if s.peer in wanted.neighbours]
             finding = check_node(
-                self.node, self.expected.location, wanted.neighbours, sightings, accepted=self._accepted("topology")
-            )
+                self.node, self.expected.location, wanted.neighbours, sightings, required=wanted.required,
+                accepted=self._accepted("topology"),
+            )  # fmt: skip
             fault = self.portrait.fault(NEIGHBOURS)
             cause = f"{finding.cause} ({fault})" if fault and not finding.ok and not sightings else finding.cause
             yield Check("topology", finding.expected, finding.found, finding.ok, cause, finding.next)
-        wrong = [text for name, body in wanted.interfaces.items() if (text := self._interface(name, body))]
         if wanted.interfaces:
+            from myriad.fleet.fabric import interface_faults
+
+            faults = interface_faults(wanted.interfaces, [nic.model_dump() for nic in self.portrait.nics])
+            ok = not faults or self._accepted("interfaces")
             names = ", ".join(wanted.interfaces)
-            ok = not wrong or self._accepted("interfaces")
             yield Check(
-                "interfaces", names, names if not wrong else "; ".join(wrong), ok,
-                "" if ok else "; ".join(wrong),
+                "interfaces", names, "; ".join(f"{name}: {found}" for name, _, found, _ in faults) or names, ok,
+                "" if ok else "; ".join(cause for *_, cause in faults),
                 "" if ok else f"ssh {self.node} ip -br link; cable and switch port, or correct them in the description",
             )  # fmt: skip
-
-    def _interface(self, name: str, wanted: Mapping[str, str | int | float]) -> str:
-        nic = next((nic for nic in self.portrait.nics if name in (nic.name, nic.device)), None)
-        if nic is None:
-            return f"{name} is not there"
-        if nic.state != "up":
-            return f"{name} is down"
-        found: Mapping[str, Any] = {
-            "kind": nic.kind, "rateGbitS": nic.rate_gbit_s, "rate_gbit_s": nic.rate_gbit_s, "mtu": nic.mtu
-        }  # fmt: skip
-        wrong = [
-            f"{key} {found[key]} of {value}" for key, value in wanted.items() if key in found and (found[key] != value)
-        ]
-        return f"{name}: {', '.join(wrong)}" if wrong else ""
 
     def _accepted(self, check: str) -> bool:
         return any(entry.partition(":")[0] == check for entry in self.expected.accepted)
@@ -438,10 +427,13 @@ class _Judging:
 
 
 def resources(expected: Expected, kubelet: Kubelet) -> dict[str, int]:
-    """What the kubelet has to count: whole GPUs, or MIG slices under the names that the device plugin gives them.
+    """What the kubelet has to count, by resource: as described, else whole GPUs, else MIG slices.
 
-    With MIG strategy `mixed` each profile is a resource of its own, with `single` all slices count as GPUs.
+    With MIG strategy `mixed` each profile is a resource of its own, with `single` all slices count as GPUs; a
+    description that does not say which is taken by what the kubelet knows.
     """
+    if expected.resources:
+        return dict(expected.resources)
     profiles = expected.mig.profiles
     if not profiles:
         return {expected.resource: expected.gpus}
@@ -486,6 +478,10 @@ def _tally(names: Iterator[str]) -> dict[str, int]:
     for name in names:
         found[name] = found.get(name, 0) + 1
     return found
+
+
+def _layout(profiles: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(profiles.items()))
 
 
 def _numbers(indices: Sequence[int]) -> str:

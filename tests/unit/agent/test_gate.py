@@ -297,13 +297,44 @@ def test_i2_a_mig_mode_that_is_pending_keeps_the_gate_closed() -> None:
 
 def test_i2_i4_mig_without_its_slices_is_no_success() -> None:
     found = verdict(portrait(gpus=[gpu(n, mig=sliced()) for n in range(8)]), expected=MIGGED, kubelet=SLICES)
-    assert found.cause.startswith("GPU 0: no slice; GPU 1: no slice; GPU 2: no slice and 5 more; described: 2 x 3g")
+    assert found.cause == (
+        "GPU 0: no slice, described: 2 x 3g.40gb; GPU 1: no slice, described: 2 x 3g.40gb; "
+        "GPU 2: no slice, described: 2 x 3g.40gb and 5 more"
+    )
+    assert found.first is not None and (found.first.expected, found.first.found) == ("2 x 3g.40gb", "no slice")
 
 
 def test_i4_slices_on_a_node_of_whole_cards_are_told() -> None:
     gpus = [gpu(n, mig=sliced("7g.80gb") if n == 3 else sliced(mode="disabled", pending="disabled")) for n in range(8)]
     found = verdict(portrait(gpus=gpus))
-    assert found.cause == "GPU 3: MIG is enabled; described: whole cards"
+    assert found.cause == "GPU 3: MIG is enabled, described: whole card"
+
+
+def test_cards_that_are_cut_differently_are_judged_one_by_one() -> None:
+    cards = {"0": ("3g.40gb", "3g.40gb"), "1": ("7g.80gb",)}
+    wanted = EXPECTED.model_copy(
+        update={
+            "mig": ExpectedMig(cards=cards),
+            "resources": {RESOURCE: 6, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-7g.80gb": 1},
+        }
+    )
+    whole = sliced(mode="disabled", pending="disabled")
+    gpus = [
+        gpu(0, mig=sliced("3g.40gb", "3g.40gb")),
+        gpu(1, mig=sliced("7g.80gb")),
+        *[gpu(n, mig=whole) for n in range(2, 8)],
+    ]
+    counts = Kubelet(wanted.resources, wanted.resources)
+    found = verdict(portrait(gpus=gpus), expected=wanted, kubelet=counts)
+    assert found.open and good("mig", "by card") in found.checks
+    assert good("allocatable", "gpu 6, mig-3g.40gb 2, mig-7g.80gb 1") in found.checks
+    gpus[1] = gpu(1, mig=sliced("3g.40gb"))
+    found = verdict(portrait(gpus=gpus), expected=wanted, kubelet=counts)
+    assert found.cause == "GPU 1: 1 x 3g.40gb, described: 1 x 7g.80gb"
+    lacking = Kubelet(wanted.resources, {RESOURCE: 6, "nvidia.com/mig-3g.40gb": 2})
+    gpus[1] = gpu(1, mig=sliced("7g.80gb"))
+    found = verdict(portrait(gpus=gpus), expected=wanted, kubelet=lacking)
+    assert found.cause == "0 of 1 nvidia.com/mig-7g.80gb are allocatable"
 
 
 def test_mig_on_cards_that_cannot_do_it_is_told() -> None:
@@ -323,6 +354,10 @@ def test_a_node_that_hangs_on_another_racks_switch_stays_out_until_accepted() ->
     assert closed.failing == ("topology",)
     assert "hall1/b1/r1" in closed.cause and "hall1/b1/r2" in closed.cause and "tor-r1" in closed.cause
     assert verdict(found, expected=wanted.model_copy(update={"accepted": ("topology",)})).open
+    blind = portrait(fabric=Fabric(state="completed", status="success", cluster_uuid="a" * 32, clique=1))
+    assert verdict(blind, expected=wanted).open, "an NVLink domain that nobody placed says nothing"
+    required = ExpectedFabric(neighbours=switches, required=True)
+    assert verdict(blind, expected=EXPECTED.model_copy(update={"fabric": required})).failing == ("topology",)
     right = portrait(neighbours=(Neighbour(interface="eth0", chassis="tor-r2", port="swp3"),))
     assert verdict(right, expected=wanted).open
 
@@ -332,7 +367,10 @@ def test_interfaces_are_as_described() -> None:
         update={"fabric": ExpectedFabric(interfaces={"rail0": {"kind": "roce", "mtu": 9000}, "rail1": {}})}
     )
     found = portrait(nics=(Nic(name="rail0", kind="roce", state="up", mtu=1500),))
-    assert verdict(found, expected=wanted).cause == "rail0: mtu 1500 of 9000; rail1 is not there"
+    told = verdict(found, expected=wanted)
+    assert told.failing == ("interfaces",)
+    assert told.cause == ("rail0 has MTU 1500, described is 9000; rail1 is described and not there; interfaces: rail0")
+    assert verdict(found, expected=wanted.model_copy(update={"accepted": ("interfaces",)})).open
     both = (Nic(name="rail0", kind="roce", state="up", mtu=9000), Nic(name="rail1", state="up"))
     assert verdict(portrait(nics=both), expected=wanted).open
 

@@ -53,7 +53,7 @@ def verdict(found: Portrait, expected: Expected) -> Verdict:
             "a100-sxm4-80gb-x8", Expected(gpus=8, model=A100), ("ecc", "row-remap"),
             "GPU 5: 2 uncorrected memory errors since the driver was loaded",
         ),
-        ("a100-mig-single", Expected(gpus=2), ("mig",), "GPU 1: MIG is enabled; described: whole cards"),
+        ("a100-mig-single", Expected(gpus=2), ("mig",), "GPU 1: MIG is enabled, described: whole card"),
         ("mixed-models", Expected(gpus=4, model="L40S"), ("model",), "the description says L40S"),
         ("driver-not-loaded", Expected(gpus=4), ("module",), "the kernel has no nvidia module loaded"),
         (
