@@ -8,7 +8,7 @@ short_description: MIG layouts, from the description
 description:
   - C(mig_layouts) gives the profiles of each GPU of a node by index; an empty list is a whole card. Empty for a pool
     without C(mig).
-  - C(mig_hosts) is the host pattern of nodes whose pool says C(mig); C(mig) whole turns slices back into cards.
+  - C(has_mig) tells whether the pool of a node says C(mig); C(mig) whole turns slices back into cards.
   - C(mig_strategy) is the device plugin's strategy, C(none) where no pool is cut.
 """
 
@@ -18,9 +18,6 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from myriad.fleet import mig
 from myriad.fleet.model import Pool, pool_of_group
-
-NOBODY = "gpu_nodes:!all"
-"""A pattern that no host matches, and over which ansible does not wonder."""
 
 
 def _pool(pools: Mapping[str, Any], name: str) -> Pool:
@@ -51,10 +48,10 @@ def mig_layouts(
     return {str(index): cut.get(str(index), []) for index in range(count)}
 
 
-def mig_hosts(pools: Mapping[str, Any] | None, groups: Mapping[str, Sequence[str]]) -> str:
-    """Groups of pools that say `mig`; a pattern for nobody where none does."""
+def has_mig(pools: Mapping[str, Any] | None, group_names: Sequence[str]) -> bool:
+    """Whether the pool of a node says `mig`."""
     said = {name: pool for name, pool in (pools or {}).items() if "mig" in (pool or {})}
-    return ":".join(sorted(name for name in groups if name.startswith("pool_") and pool_of_group(name, said))) or NOBODY
+    return any(group.startswith("pool_") and pool_of_group(group, said) for group in group_names)
 
 
 def mig_strategy(pools: Mapping[str, Any] | None) -> str:
@@ -71,4 +68,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Filters by name."""
-        return {"mig_layouts": mig_layouts, "mig_hosts": mig_hosts, "mig_strategy": mig_strategy}
+        return {"mig_layouts": mig_layouts, "has_mig": has_mig, "mig_strategy": mig_strategy}
