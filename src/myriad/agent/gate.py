@@ -394,9 +394,11 @@ class _Judging:
         if self.expected.images:
             missing = [name for name in self.expected.images if not _has_image(self.kubelet.images, name)]
             total = len(self.expected.images)
+            cut = " (the kubelet lists its 50 largest images only; nodeStatusMaxImages: -1 lists all)"
+            cut = cut if self.kubelet.images_cut else ""
             yield Check(
                 "images", total, total - len(missing), not missing,
-                f"{len(missing)} of {total} images are not warm: {', '.join(missing[:3])}" if missing else "",
+                f"{len(missing)} of {total} images are not warm: {', '.join(missing[:3])}{cut}" if missing else "",
                 f"myriad prewarm run --limit {self.node}" if missing else "",
             )  # fmt: skip
 

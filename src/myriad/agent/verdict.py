@@ -19,6 +19,10 @@ SETTLING = frozenset({"capacity", "allocatable"})
 """Checks that fail for seconds while a device plugin or kubelet restarts: the kubelet hands out no GPU meanwhile."""
 
 
+_IMAGES_MOST = 50
+"""https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/, nodeStatusMaxImages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One comparison.
@@ -47,24 +51,25 @@ class Kubelet:
 
     Attributes:
         capacity, allocatable: amounts by resource.
-        images: names of images, with tag and with digest. A kubelet lists no more than 50 images unless it is told to.
-        ready: whether its Node is Ready.
+        images: names of images, with tag and with digest.
+        images_cut: whether it may know of more: a kubelet lists no more than 50 unless it is told to.
     """
 
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
     images: tuple[str, ...] = ()
-    ready: bool = True
+    images_cut: bool = False
 
     @classmethod
     def of(cls, node: Json) -> Kubelet:
         """From a Node object."""
         status = node.get("status") or {}
+        images = status.get("images") or []
         return cls(
             _extended(status.get("capacity")),
             _extended(status.get("allocatable")),
-            tuple(str(name) for image in status.get("images") or [] for name in image.get("names") or []),
-            any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or []),
+            tuple(str(name) for image in images for name in image.get("names") or []),
+            len(images) >= _IMAGES_MOST,
         )
 
 

@@ -408,6 +408,21 @@ def test_registry_and_images_are_asked_for_if_the_policy_says_so() -> None:
     ]
     assert found.next == "ssh gpu3 curl -sS http://10.0.0.1:5000/v2/"
     assert verdict(portrait(), expected=wanted, registry_fault="refused", policy=False).open
+    full = verdict(portrait(), expected=wanted, kubelet=replace(KUBELET, images_cut=True), registry_fault="")
+    assert full.cause.endswith("(the kubelet lists its 50 largest images only; nodeStatusMaxImages: -1 lists all)")
+
+
+def test_a_kubelet_is_read_from_its_node() -> None:
+    node = {
+        "status": {
+            "capacity": {"cpu": "96", RESOURCE: "8", "vendor/odd": "1k"},
+            "images": [{"names": ["a:1", "a@sha256:0"]}, {}] * 25,
+        }
+    }
+    found = Kubelet.of(node)
+    assert (found.capacity, found.allocatable) == ({RESOURCE: 8}, {})
+    assert found.images_cut and set(found.images) == {"a:1", "a@sha256:0"}
+    assert Kubelet.of({}) == Kubelet()
 
 
 @pytest.mark.parametrize(
