@@ -41,4 +41,8 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Names to functions."""
-        return {"runtime_config_version": runtime_config_version, "stopped_units": stopped_units, "locked_version": locked_version}
+        return {
+            "runtime_config_version": runtime_config_version,
+            "stopped_units": stopped_units,
+            "locked_version": locked_version,
+        }

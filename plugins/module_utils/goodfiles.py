@@ -1,4 +1,4 @@
-"""The files with which a unit last came up: kept beside the records, put back when it does not come up with newer ones."""
+"""The files with which a unit last came up: kept beside the records, put back when it does not with newer ones."""
 
 from __future__ import annotations
 

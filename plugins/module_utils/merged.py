@@ -105,7 +105,6 @@ class Directory:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "wb") as stream:
                 stream.write(data)
-        os.chmod(staged, 0o755)
 
     def ask(self, staged):
         own = ["unshare", "--mount", "--propagation", "private", *([] if os.geteuid() == 0 else ["--map-root-user"])]
@@ -150,8 +149,8 @@ def refusal(directory, refused, written=()):
     strangers = [path for path in culprits if path not in written]
     if strangers:
         lines.append(
-            "Without {} it takes the rest, so that file is at fault. This role did not write it: repair it or move it out of "
-            "{}, then run again.".format(" or ".join(strangers), directory.path)
+            "Without {} it takes the rest, so that file is at fault. This role did not write it: repair it or move it "
+            "out of {}, then run again.".format(" or ".join(strangers), directory.path)
         )
     elif culprits:
         lines.append("Without {} it takes the rest, so that file is at fault.".format(" or ".join(culprits)))

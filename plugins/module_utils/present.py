@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 
 from ansible_collections.myriad.gpu.plugins.module_utils import busy, goodfiles, kernel, merged, units
 from ansible_collections.myriad.gpu.plugins.module_utils.record import Record, below, load_all
+
+# What a person does about pods that hold devices.
+DRAIN = (
+    "Drain this node (kubectl drain NODE --ignore-daemonsets --delete-emptydir-data) and run again with --limit NODE"
+)
 
 
 class Present:
@@ -198,24 +204,39 @@ class Present:
                 self.activity(unit, found[unit["name"]])
 
     def needs_reload(self, name, values):
-        """A unit file changed since systemd read it, or systemd remembers a unit as missing that has a file by now."""
+        """Whether the unit's files changed since systemd read them.
+
+        systemd does not notice by itself that a unit which it remembers as missing has a file by now, that a file came
+        in a folder that goes before the one it read, or that the first drop-in of a unit came: it looks for new names
+        only when it reloads.
+        """
         if values["NeedDaemonReload"] == "yes":
             return True
-        return values["LoadState"] == "not-found" and any(
-            os.path.exists(os.path.join(folder, name))
-            for folder in ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-        )
+        folders = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+        if values["LoadState"] == "not-found":
+            return any(os.path.exists(os.path.join(folder, name)) for folder in folders)
+        own = os.path.join(folders[0], name)
+        if os.path.exists(own) and os.path.realpath(values["FragmentPath"] or own) != os.path.realpath(own):
+            return True
+        known = {os.path.basename(path) for path in values["DropInPaths"].split()}
+        present = {
+            os.path.basename(path)
+            for folder in folders
+            for path in glob.glob(os.path.join(folder, name + ".d", "*.conf"))
+            # An empty one, or a link to /dev/null, takes away the drop-in of this name from another folder.
+            if os.path.isfile(path) and os.path.getsize(path)
+        }
+        return not present <= known
 
     def reload(self, names):
         """systemd reads its unit files again, unless a running container would lose its devices by that."""
         exposed = [holder for holder in busy.holders(self.root) if holder.exposed]
         if exposed:
             raise units.UnitError(
-                "systemd must read {} again, but `systemctl daemon-reload` takes the devices from containers that have them "
-                "neither by CDI nor as device nodes with a link in /dev/char; such containers run here: {}. "
-                "Drain this node (kubectl drain NODE --ignore-daemonsets --delete-emptydir-data) and run again with --limit NODE; "
+                "systemd must read {} again, but `systemctl daemon-reload` takes the devices from containers that have "
+                "them neither by CDI nor as device nodes with a link in /dev/char; such containers run here: {}. {}; "
                 "a device plugin with the device list strategy cdi-cri does away with it.".format(
-                    ", ".join(names), ", ".join(str(holder) for holder in exposed)
+                    ", ".join(names), ", ".join(str(holder) for holder in exposed), DRAIN
                 )
             )
         units.systemctl("daemon-reload")
@@ -348,10 +369,9 @@ class Present:
         if held:
             role = self.params["role"]
             raise units.UnitError(
-                "{} has to be restarted{}, but pods with devices of this node run here: {}. It was left alone. "
-                "Drain the node (kubectl drain NODE --ignore-daemonsets --delete-emptydir-data) and run again with --limit NODE, "
+                "{} has to be restarted{}, but pods with devices of this node run here: {}. It was left alone. {}, "
                 "or set {}_restart: now for a restart under running pods, or never to leave it pending.".format(
-                    name, why, ", ".join(str(holder) for holder in held), role
+                    name, why, ", ".join(str(holder) for holder in held), DRAIN, role
                 )
             )
         return True

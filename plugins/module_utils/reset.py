@@ -86,6 +86,11 @@ def is_management(path):
     return under(path, MANAGEMENT_PATHS) or "/.ssh/" in path or os.path.basename(path).startswith("python3")
 
 
+def was_active(before):
+    """Whether a unit ran before the role, by what was remembered of it."""
+    return before.get("active") in ("active", "reloading", "activating")
+
+
 class Reset:
     """The work of one task on one node."""
 
@@ -101,7 +106,7 @@ class Reset:
         self.records = {role: record for role, record in records.items() if role not in params["keep"]}
         self.keep_paths = [word for word in params["keep"] if word.startswith("/")]
         self.removed, self.leftovers, self.kept, self.diff = [], [], [], []
-        self.reread = []
+        self.reread, self.again = [], []
 
     def result(self):
         return {
@@ -163,6 +168,12 @@ class Reset:
                 units.systemctl("reset-failed", check=False)
             for name in self.reread:
                 units.systemctl("restart", "--", name, check=False)
+            for name, before in self.again:
+                if before.get("enabled") in units.ENABLED:
+                    units.systemctl("enable", "--no-reload", "--", name, check=False)
+                if was_active(before):
+                    units.systemctl("start", "--", name, check=False)
+            unit_names = [name for name in unit_names if name not in {known for known, _before in self.again}]
             self.check_gone(unit_names, data, programs, files)
             if not self.leftovers:
                 self.forget()
@@ -216,11 +227,9 @@ class Reset:
         for name, entry, values, before in restored:
             self.restore(name, entry, values, before)
         # They run on, with the files that stood there before the roles.
-        self.reread = [
-            name
-            for name, entry, _values, before in restored
-            if entry.get("merged") and before.get("active") == "active"
-        ]
+        self.reread = [name for name, entry, _values, before in restored if entry.get("merged") and was_active(before)]
+        # A role's file took the name of a unit of the system, whose own file counts again when it is gone.
+        self.again = [(name, before) for name, _entry, _values, before in own if before.get("load") == "loaded"]
         return [name for name, _entry, _values, _before in own]
 
     def restore(self, name, entry, values, before):
@@ -234,10 +243,13 @@ class Reset:
             steps.append(("disable", "disabled"))
         if entry.get("enabled") is False and was_enabled and values["UnitFileState"] not in units.ENABLED:
             steps.append(("enable", "enabled again"))
-        was_active = before.get("active") in ("active", "reloading", "activating")
-        if entry.get("state") == "started" and before and not was_active and units.is_active(values):
+        if entry.get("state") == "started" and before and not was_active(before) and units.is_active(values):
             steps.append(("stop", "stopped"))
-        if (entry.get("state") == "stopped" or entry.get("masked")) and was_active and not units.is_active(values):
+        if (
+            (entry.get("state") == "stopped" or entry.get("masked"))
+            and was_active(before)
+            and not units.is_active(values)
+        ):
             steps.append(("start", "started again"))
         for verb, past in steps:
             self.gone(f"unit {name} {past}")

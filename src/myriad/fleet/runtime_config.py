@@ -1,4 +1,4 @@
-"""Container runtimes: versions of containerd's configuration, and what to do about a runtime that is already there (pure)."""
+"""Container runtimes: versions of containerd's configuration, and what becomes of a runtime that is there (pure)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 Existing = Literal["refuse", "adopt", "replace"]
 
-#: Oldest containerd that reads each version of its configuration, newest first. Source: the version table of containerd's
-#: cmd/containerd/server/config/config.go ("Version History") and version/version.go of 2.0 and 2.3.
+#: Oldest containerd that reads each version of its configuration, newest first. Source: containerd's
+#: version/version.go (ConfigVersion) of 2.0 and of 2.3.
 CONFIG_VERSIONS = (((2, 3), 4), ((2, 0), 3))
 OLDEST = "2.0"
 
@@ -82,7 +82,8 @@ def config_version(version: str) -> int:
         if found >= oldest:
             return number
     raise RuntimeConfigError(
-        f"containerd {version} reads configuration up to version 2, whose plugins have other names; {OLDEST} is the oldest that Myriad configures"
+        f"containerd {version} reads configuration up to version 2, whose plugins have other names; "
+        f"{OLDEST} is the oldest that Myriad configures"
     )
 
 
@@ -121,12 +122,13 @@ def decide(facts: Mapping[str, Any], existing: Existing) -> Decision:
     stop: list[str] = []
     for name, (unit, socket) in OTHER_RUNTIMES.items():
         if existing == "replace" and unit in units:
-            # Also when it is stopped by now: what a role no longer asks for is forgotten, and a reset could not restore it.
+            # Also when it is stopped by now: what a role no longer asks for is forgotten, and no reset restores it.
             stop.append(unit)
         elif _is_used(units.get(unit)) or socket in facts["sockets"]:
             refusals.append(
-                f"{name} is on this node ({_where(units.get(unit), unit, socket)}), and Myriad's kubelet uses containerd. "
-                "container_runtime_existing: replace stops and disables it (a reset brings it back); it cannot be adopted."
+                f"{name} is on this node ({_where(units.get(unit), unit, socket)}), and Myriad's kubelet uses "
+                "containerd. container_runtime_existing: replace stops and disables it (a reset brings it back); "
+                "it cannot be adopted."
             )
     if facts["own"]:
         decision = Decision(action="own", stop=tuple(stop))
@@ -160,7 +162,7 @@ def _whole_clusters(facts: Mapping[str, Any]) -> list[str]:
     told: set[str] = set()
     # Those with a unit first: k3s and rke2 share a socket, which alone does not tell whose it is.
     for name in sorted(WHOLE_CLUSTERS, key=lambda name: not used[name]):
-        units, socket, remove = WHOLE_CLUSTERS[name]
+        _units, socket, remove = WHOLE_CLUSTERS[name]
         listening = socket in facts["sockets"]
         if not used[name] and (not listening or socket in told):
             continue
@@ -186,8 +188,9 @@ def _kubelet(facts: Mapping[str, Any]) -> list[str]:
     if any(_same(path, socket) for socket in known & set(facts["sockets"])):
         return []  # Told already, by the name of what serves it.
     return [
-        f"the kubelet that runs on this node uses {endpoint} (set in {kubelet.get('source') or 'its command line'}), not unix://{SOCKET}. "
-        "Drain the node and stop that kubelet (`kubeadm reset` where kubeadm made it), then run again."
+        f"the kubelet that runs on this node uses {endpoint} (set in {kubelet.get('source') or 'its command line'}), "
+        f"not unix://{SOCKET}. Drain the node and stop that kubelet (`kubeadm reset` where kubeadm made it), "
+        "then run again."
     ]
 
 
@@ -208,7 +211,8 @@ def _containerd(facts: Mapping[str, Any], existing: Existing, refusals: list[str
     if masked:
         refusals.append(
             "containerd.service is masked on this node: somebody decided that it must not run. "
-            "Find out who, then `systemctl unmask containerd.service` and run again, or set container_runtime_existing: replace, which unmasks it."
+            "Find out who, then `systemctl unmask containerd.service` and run again, or set "
+            "container_runtime_existing: replace, which unmasks it."
         )
         return Decision(action="refuse")
     where = _where(unit, "containerd.service", "")
@@ -220,7 +224,8 @@ def _containerd(facts: Mapping[str, Any], existing: Existing, refusals: list[str
         number = 0
     else:
         adoptable = (
-            f"adopt keeps containerd {version} and takes over its configuration (version {number}; a reset brings the present one back)."
+            f"adopt keeps containerd {version} and takes over its configuration "
+            f"(version {number}; a reset brings the present one back)."
             if number
             else f"It cannot be adopted: `{program or 'containerd'} --version` told no version."
         )
@@ -229,6 +234,6 @@ def _containerd(facts: Mapping[str, Any], existing: Existing, refusals: list[str
     refusals.append(
         f"containerd {version or '(unknown version)'} is already on this node ({where}).{users}{config} "
         f"Say with container_runtime_existing what is to become of it: {adoptable} "
-        "replace puts the lock's containerd in its place under the same unit name; containers that run under it keep running."
+        "replace puts the lock's containerd in its place under the same unit name; containers under it keep running."
     )
     return Decision(action="refuse")
