@@ -20,7 +20,8 @@ CRD = custom_resource_definition()
 PROPERTIES = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 MACHINES = sorted((ROOT / "tests/fixtures/machines").glob("*/expected.yml"))
 KINDS: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,), "array": (list,),
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
+    "array": (list,),
 }  # fmt: skip
 
 
