@@ -8,6 +8,7 @@ nor for the kubelet. So the first difference is the cause, and those after it th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ __all__ = [
     "registry_url",
     "resources",
 ]
+
+_NVML = re.compile(r"version mismatch.*NVML library version: (?P<version>\d+(?:\.\d+)+)", re.DOTALL)
 
 _SILENT = frozenset({"volta", "ampere"})
 """Architectures whose GPUs show no fabric state in nvidia-smi (it says N/A). What is wrong shows in CUDA's start."""
@@ -158,7 +161,12 @@ class _Judging:
         driver, wanted = self.portrait.driver, self.expected.versions
         if driver is None:
             return
-        parts = {"module": driver.loaded, "library": driver.userspace, "fabric manager": driver.fabric_manager}
+        # NVML names the library that it is, also before versions are looked at again.
+        told = _NVML.search(self.portrait.observations[GPUS].fault) if GPUS in self.portrait.observations else None
+        library = driver.userspace
+        if told and not (library and _same_version(library, told["version"])):
+            library = told["version"]
+        parts = {"module": driver.loaded, "library": library, "fabric manager": driver.fabric_manager}
         found = {part: version for part, version in parts.items() if version}
         if found:
             shown = ", ".join(f"{part} {version}" for part, version in found.items())

@@ -86,9 +86,17 @@ def findings(portrait: Portrait, baseline: Mapping[str, int]) -> Iterator[Findin
     )  # fmt: skip
     reset = _reset(gpu for gpu in gpus if _memory(gpu))
     if any(gpu.ecc is not None for gpu in gpus):
-        errors = [(gpu, f"{gpu.ecc.volatile_uncorrected} uncorrected memory errors since the driver was loaded")
-                  for gpu in gpus if gpu.ecc is not None and gpu.ecc.volatile_uncorrected]  # fmt: skip
-        yield _finding("ecc", errors, reset)
+        errors = [
+            (gpu, f"{gpu.ecc.volatile_uncorrected} uncorrected memory errors since the driver was loaded")
+            for gpu in gpus
+            if gpu.ecc is not None and gpu.ecc.volatile_uncorrected
+        ]
+        toggled = [
+            (gpu, f"ECC is {_on(gpu.ecc.enabled)}, and {_on(gpu.ecc.pending)} from the next reboot on")
+            for gpu in gpus
+            if gpu.ecc is not None and gpu.ecc.pending is not None and gpu.ecc.pending != gpu.ecc.enabled
+        ]
+        yield _finding("ecc", errors + toggled, reset if errors else f"{_DRAIN} && ssh NODE reboot")
     if any(gpu.row_remap is not None for gpu in gpus):
         failed = [(gpu, "row remapping failed: no spare rows are left")
                   for gpu in gpus if gpu.row_remap is not None and gpu.row_remap.failure]  # fmt: skip
@@ -103,6 +111,10 @@ def findings(portrait: Portrait, baseline: Mapping[str, int]) -> Iterator[Findin
 def _reset(gpus: Iterable[Gpu]) -> str:
     indices = ",".join(str(index) for index in sorted({gpu.index for gpu in gpus}))
     return f"{_DRAIN}; ssh NODE nvidia-smi --gpu-reset -i {indices}; then myriad gate NODE --run"
+
+
+def _on(enabled: bool) -> str:
+    return "on" if enabled else "off"
 
 
 def _cards(gpus: Iterable[Gpu]) -> str:

@@ -138,7 +138,7 @@ class Keeper:
             verdict = judge(expected, portrait, kubelet, result, surroundings=more)
         record = Record(
             open=verdict.open, checks=verdict.checks, boot=portrait.boot_id, was_open=was_open or verdict.open,
-            claimed=same_boot and before.claimed, released=before.released, run=request or before.run, probe=result,
+            claimed=before.claimed, released=before.released, run=request or before.run, probe=result,
             baseline=more.baseline,
         )  # fmt: skip
         if verdict.open:

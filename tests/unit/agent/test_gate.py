@@ -108,6 +108,16 @@ def test_t05_b1_d8_a_library_that_was_upgraded_shows_both_versions_and_reboot_or
     assert [c.check for c in found.checks if c.follows == "versions"] == ["answers", "driver", "allocatable"]
 
 
+def test_t05_nvml_names_its_version_before_versions_are_looked_at_again() -> None:
+    said = (
+        "nvidia-smi ended with 18: Failed to initialize NVML: Driver/library version mismatch NVML library version: "
+        "580.142"
+    )
+    found = verdict(portrait(gpus=(), faults={GPUS: said}, fabric=Fabric()))
+    assert found.failing == ("versions",)
+    assert found.cause.startswith(f"the running module is {VERSION}, the library is 580.142: packages were changed")
+
+
 def test_b1_versions_that_agree_as_far_as_nvml_tells_them_are_equal() -> None:
     assert verdict(portrait(drivers=with_driver(userspace="580.126"))).open
 
@@ -232,6 +242,10 @@ def test_b9_a_lost_gpu_is_named_and_the_counts_follow_from_it() -> None:
             {"ecc": Ecc(enabled=True, volatile_uncorrected=2)}, "ecc",
             "GPU 5: 2 uncorrected memory errors since the driver was loaded",
             RESET,
+        ),
+        (
+            {"ecc": Ecc(enabled=True, pending=False)}, "ecc",
+            "GPU 5: ECC is on, and off from the next reboot on", REBOOT,
         ),
         (
             {"row_remap": RowRemap(pending=True, failure=False)}, "row-remap",
