@@ -12,24 +12,8 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.myriad.gpu.plugins.module_utils import reboot_reasons
+from ansible_collections.myriad.gpu.plugins.module_utils.reboot_options import ARGUMENTS, LOOK
 
-ARGUMENTS = {
-    **reboot_reasons.ARGUMENTS,
-    "state": {"type": "str", "choices": ["looked", "planned", "rebooted"], "required": True},
-    "kubeconfig": {"type": "path"},
-    "looks": {"type": "dict", "default": {}},
-    "force": {"type": "bool", "default": False},
-    "batch": {"type": "int", "default": 10},
-    "per_rack": {"type": "int", "default": 1},
-    "gangs": {"type": "str", "choices": ["together", "wait", "apart"], "default": "together"},
-    "reasons": {"type": "list", "elements": "str", "default": []},
-    "command": {"type": "list", "elements": "str", "default": ["systemctl", "reboot"]},
-    "controller_command": {"type": "list", "elements": "str", "default": []},
-    "reboot_timeout_s": {"type": "int", "default": 1200},
-    "ready_timeout_s": {"type": "int", "default": 300},
-    "gate_timeout_s": {"type": "int", "default": 600},
-}
 # The same as reboot_reasons.boot_id, for a host that may not even have Python's folders yet.
 BOOT = "cat /proc/sys/kernel/random/boot_id && sed 's/.*) //' /proc/1/stat | cut -d' ' -f20"
 CONNECT_TIMEOUT_S = 10
@@ -70,7 +54,7 @@ class ActionModule(ActionBase):
         from myriad.kube.client import NODES, connect
         from myriad.kube.reboot import Mark
 
-        options = {key: args[key] for key in ("state", *reboot_reasons.ARGUMENTS)}
+        options = {key: args[key] for key in ("state", *LOOK)}
         try:
             return self._execute_module("myriad.gpu.node_reboot", module_args=options, task_vars=task_vars)
         except AnsibleConnectionFailure:

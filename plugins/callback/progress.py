@@ -317,6 +317,7 @@ class CallbackModule(CallbackBase):
         if tail:
             lines.append("  it said:")
             lines.extend("    " + line for line in tail)
+        lines.extend("  " + line for line in _meaning(values, message, host))
         self._say("\n".join(lines), color=C.COLOR_ERROR)
         if self._display.verbosity > 0:
             self._say(self._dump_results(values), color=C.COLOR_ERROR)
@@ -471,6 +472,15 @@ def _message(values: Mapping[str, Any]) -> str:
         words = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
         message = f"`{words}` ended with {values.get('rc')}" if words else message or "it failed without a word"
     return message
+
+
+def _meaning(values: Mapping[str, Any], message: str, host: str) -> list[str]:
+    """Cause and next step where what was said is a known symptom, and the message does not tell them already."""
+    from myriad.symptoms import diagnose
+
+    said = [str(values.get(key) or "") for key in ("stderr", "module_stderr", "stdout", "module_stdout")]
+    found = None if values.get("censored") else diagnose("\n".join([message, *said]), {"node": host})
+    return [] if found is None or found.cause in message else found.text().splitlines()
 
 
 def _tail(values: Mapping[str, Any], message: str) -> list[str]:

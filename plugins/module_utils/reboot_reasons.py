@@ -7,14 +7,6 @@ import os
 import re
 import subprocess
 
-ARGUMENTS = {
-    "kernel": {"type": "str", "default": ""},
-    "sysfs": {"type": "path", "default": "/sys"},
-    "procfs": {"type": "path", "default": "/proc"},
-    "run": {"type": "path", "default": "/run"},
-    "boot": {"type": "path", "default": "/boot"},
-    "libraries": {"type": "list", "elements": "str", "default": ["/usr/lib/*-linux-gnu", "/usr/lib64"]},
-}
 SMI_TIMEOUT_S = 60
 MISMATCH = re.compile(
     r"Driver/library version mismatch(?:\s+NVML library version: (?P<library>[\d.]+))?", re.IGNORECASE

@@ -138,14 +138,16 @@ batches:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.myriad.gpu.plugins.module_utils.reboot_reasons import ARGUMENTS, look
+from ansible_collections.myriad.gpu.plugins.module_utils.reboot_options import ARGUMENTS
+from ansible_collections.myriad.gpu.plugins.module_utils.reboot_reasons import look
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={"state": {"type": "str", "choices": ["looked"], "required": True}, **ARGUMENTS},
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    if module.params["state"] != "looked":
+        module.fail_json(
+            msg="this state runs on the controller; call the module by its full name, myriad.gpu.node_reboot"
+        )
     module.exit_json(changed=False, **look(module.params))
 
 

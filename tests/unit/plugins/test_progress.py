@@ -55,6 +55,14 @@ def test_lines_errors_recap_and_events(ansible, tmp_path):
     assert "runtime" in found.play_seconds
 
 
+def test_a_known_symptom_is_explained_under_what_was_said(ansible, tmp_path):
+    said = "failed to run Kubelet: running with swap on is not supported, please disable swap"
+    done = ansible(PLAY.replace("echo the disk is full >&2", f"echo '{said}' >&2"))
+    assert "  cause  swap is on, and the kubelet refuses to start with it" in done.stdout
+    assert "  next   swapon --show; grep swap /etc/fstab    # on node1" in done.stdout
+    assert "cause" not in ansible(PLAY).stdout
+
+
 def test_listing_tasks_stays_ansibles_own(ansible, tmp_path):
     done = ansible(PLAY, "--list-tasks")
     assert done.returncode == 0
