@@ -117,14 +117,15 @@ class Keeper:
         same_boot = bool(before.checks) and before.boot == portrait.boot_id
         request = str((node["metadata"].get("annotations") or {}).get(RUN_ANNOTATION) or "")
         due = bool(request) and request != before.run
-        own = own_taints(node)
         was_open = same_boot and before.was_open
+        # What the record says counts too: a taint that was taken off by hand, or could not be set, opens nothing.
+        closed = bool(own_taints(node)) or (same_boot and not before.open)
         more = Surroundings(
             registry_fault=None,
             probing=bool(self._settings.image),
             baseline=health.seen(portrait) if due else (before.baseline if same_boot else {}),
             # Registry and images are asked for before a gate opens: an outage of the registry closes none.
-            policy=due or not was_open or bool(own),
+            policy=due or not was_open or closed,
         )
         if more.policy and expected.registry:
             more = replace(more, registry_fault=self._registry_fault(expected.registry))
@@ -134,7 +135,7 @@ class Keeper:
             self._probing.not_before = float("-inf")
         verdict = judge(expected, portrait, kubelet, result, surroundings=more)
         if more.probing:
-            result = self._probe(node, expected, kubelet, verdict.without("devices"), result, closed=bool(own) or due)
+            result = self._probe(node, expected, kubelet, verdict.without("devices"), result, closed=closed or due)
             verdict = judge(expected, portrait, kubelet, result, surroundings=more)
         record = Record(
             open=verdict.open, checks=verdict.checks, boot=portrait.boot_id, was_open=was_open or verdict.open,
@@ -147,7 +148,7 @@ class Keeper:
             if record.claimed:
                 record = replace(record, claimed=False)
                 self._forget(node, expected)
-        elif own or not was_open or (due and verdict.failing == ("devices",) and not (result and result.done)):
+        elif closed or not was_open or (due and verdict.failing == ("devices",) and not (result and result.done)):
             taints = _taints(verdict, was_open)
         else:
             record, taints = self._close(node, expected, portrait, record, before)

@@ -362,6 +362,18 @@ def test_d1_foreign_taints_and_a_cordon_are_left_alone() -> None:
     assert not world.record.open
 
 
+def test_a_taint_that_was_taken_off_by_hand_is_put_back_without_asking_the_brake(world: World) -> None:
+    world.opened()
+    sick = portrait(pci=7, gpus=[gpu(n) for n in range(7)])
+    world.look(sick)
+    assert world.taints == [GATE]
+    world.node["spec"]["taints"] = []
+    world.api.calls.clear()
+    world.look(sick)
+    assert world.taints == [GATE]
+    assert {plural for _, plural, _ in world.api.calls} == {"nodes"}
+
+
 def test_somebody_elses_change_in_between_is_not_undone(world: World) -> None:
     stale = json.loads(json.dumps(world.node))
     world.api.put(NODES, {**world.node, "spec": {"taints": [GATE, {"key": "x", "effect": "NoSchedule"}]}})
