@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from myriad.scheduler.model import Gang, Outcome, Plan, Refusal, gpus_words, place
+from myriad.symptoms import diagnose
 
 State = Literal[
     "never", "quota", "placement", "check", "gated", "not_reached", "starting", "running", "finished", "held", "fits",
@@ -248,7 +249,7 @@ class _Explainer:
             return self._close("never", impossible)
         if f.problems:
             for problem in f.problems:
-                self.lines.append(("cause", problem))
+                self._problem_line(problem)
             return self._close("external", f.problems[0])
         if not f.has_workload:
             sentence = "Kueue has made no Workload of it yet: not yet reached"
@@ -328,7 +329,7 @@ class _Explainer:
             self.unblocks.append(f"whoever set the gate {f.gates[0]} has to remove it")
             return self._close("gated", cause, waiting=False)
         if f.problems:
-            self.lines.append(("cause", f.problems[0]))
+            self._problem_line(f.problems[0])
             return self._close("external", f.problems[0], waiting=False)
         cause = f"admitted {duration(f.admitted_s)} ago, {f.pods_ready} of {f.pods_expected} pods ready"
         if f.unschedulable:
@@ -340,6 +341,14 @@ class _Explainer:
         return self._close("starting", cause, waiting=False)
 
     # -- lines ---------------------------------------------------------------------------------------------------
+
+    def _problem_line(self, problem: str) -> None:
+        """What somebody reports, and what it means where it is a known symptom."""
+        self.lines.append(("cause", problem))
+        found = diagnose(problem, {"node": next(iter(self.facts.nodes), "")})
+        if found is not None:
+            self.lines.append(("means", found.cause))
+            self.unblocks.append(found.next[0])
 
     def _not_reached_line(self) -> str:
         f, q = self.facts, self.quota

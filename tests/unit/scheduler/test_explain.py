@@ -150,6 +150,16 @@ def test_c4_a_cause_from_events_comes_before_the_gang(gang: Any, make: SimpleNam
     assert not text_of(answer, "looked at").endswith("nothing else blocks")
 
 
+def test_a3_what_a_report_means_stands_beside_it(gang: Any) -> None:
+    said = 'container main: CreateContainerError (failed to get sandbox runtime: no runtime for "nvidia" is configured)'
+    answer = why(JobFacts(gang, admitted=True, has_workload=True, nodes={"gpu7": 1}, problems=(said,)))
+    assert answer.first_cause == said
+    assert "containerd on that node does not know it" in text_of(answer, "means")
+    assert answer.unblocks == ("containerd config dump | grep -A3 runtimes    # on gpu7",)
+    unknown = why(JobFacts(gang, admitted=True, has_workload=True, problems=("PVC data not found",)))
+    assert not text_of(unknown, "means")
+
+
 def test_c14_not_yet_reached_is_not_refused(gang: Any) -> None:
     quota = QuotaView("vision", "h100", 64, 0, position=3, queue_length=3)
     answer = why(JobFacts(gang, evaluated=False, waiting_s=5), quota=quota)
