@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from myriad.errors import InputError
 
 _Repo = Annotated[str, Field(pattern=r"^[a-z0-9]+([._/-][a-z0-9]+)*$")]
 _AbsolutePath = Annotated[str, Field(pattern=r"^/[^\s]*$")]
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, int | float):
+        raise ValueError(f'{value} is a number to YAML, which drops zeros; write it in quotes: "{value}"')
+    return value
+
+
+_Version = Annotated[str, BeforeValidator(_text), Field(pattern=r"^\d+(\.\d+)+([.+-][0-9A-Za-z.]+)?$")]
+_Arch = Annotated[str, BeforeValidator(_text), Field(pattern=r"^\d+\.\d(\+PTX)?$")]
 
 
 class _Model(BaseModel):
@@ -40,6 +50,28 @@ class File(_Model):
     mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0644"
 
 
+class Gpu(_Model):
+    """What the image asks of GPUs and their driver; `myriad image verdict` holds it against the fleet.
+
+    Attributes:
+        kind: `pytorch`, or `cuda` for the CUDA runtime alone; without it `pytorch` where torch is pinned.
+        torch: version of the torch wheel, such as "2.12.1"; a local part ("+cu130") must agree with `cuda`.
+        cuda: version of the CUDA toolkit in the image, such as "13.0" or "13.0.2".
+        cudnn: version of cuDNN.
+        nccl: version of NCCL.
+        archs: compute capabilities to cover, such as "9.0"; empty takes what the wheels are compiled for.
+        cuda_compat: NVIDIA's package cuda-compat is in the image (forward compatibility).
+    """
+
+    kind: Literal["pytorch", "cuda"] | None = None
+    torch: _Version | None = None
+    cuda: _Version | None = None
+    cudnn: _Version | None = None
+    nccl: _Version | None = None
+    archs: tuple[_Arch, ...] = ()
+    cuda_compat: bool = False
+
+
 class ImageDefinition(_Model):
     """An image. Paths in `files` are relative to its folder."""
 
@@ -54,6 +86,8 @@ class ImageDefinition(_Model):
     env: dict[str, str] = Field(default_factory=dict)
     user: Annotated[str, Field(pattern=r"^\d+(:\d+)?$")] = "65532:65532"
     labels: dict[str, str] = Field(default_factory=dict)
+    #: None: the image has no need of a GPU.
+    gpu: Gpu | None = None
     #: The most that a node with an empty store may have to pull, in MB (10**6 bytes), as compressed.
     budget_mb: Annotated[int, Field(gt=0)]
 
