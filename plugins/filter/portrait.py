@@ -19,9 +19,18 @@ def node_portraits(
     if not isinstance(specs, Mapping):
         raise AnsibleFilterError("node_portraits takes the specs by host, as fleet_from_inventory gives them")
     try:
-        return fleet_portraits(specs, **dict(site or {}))
+        return fleet_portraits(_plain(specs), **_plain(dict(site or {})))
     except (TypeError, ValueError) as error:
         raise AnsibleFilterError(f"the NodePortraits cannot be derived: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Variables whose parts are still to be templated, as plain values: pydantic looks past Python's iteration."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in value}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 class FilterModule:
