@@ -15,9 +15,9 @@ from typing import Any
 
 from myriad.fleet.model import Fabric
 
-FIELDS = ("rail", "number", "o1", "o2", "o3", "o4")
-"""What an address pattern may name: the rail's place in the list (from 0), the last number in the node's name, and the
-parts of its IPv4 address."""
+FIELDS = ("rail", "number", "high", "low", "o1", "o2", "o3", "o4")
+"""What an address pattern may name: the rail's place in the list (from 0), the last number in the node's name, that
+number's two bytes, and the parts of the node's IPv4 address."""
 
 IPOIB_MTU = 4092
 """Most that an IPoIB interface in datagram mode takes: 4096 of the link without its own header.
@@ -107,6 +107,7 @@ def address(pattern: str | None, *, rail: int, node: str, management: str) -> st
     values: dict[str, int] = {"rail": rail}
     if number is not None:
         values["number"] = int(number[1])
+        values["high"], values["low"] = divmod(int(number[1]), 256)
     try:
         octets = ipaddress.IPv4Address(management).packed
         values |= {f"o{place}": octet for place, octet in enumerate(octets, 1)}
@@ -121,7 +122,9 @@ def address(pattern: str | None, *, rail: int, node: str, management: str) -> st
             raise ValueError(f'is "{pattern}"; {{{field}}} is not known: use {{{"}, {".join(FIELDS)}}}')
         if field not in values:
             lacks = (
-                "a name without a number" if field == "number" else f'"{management}" as ansible_host, no IPv4 address'
+                "a name without a number"
+                if field in ("number", "high", "low")
+                else f'"{management}" as ansible_host, no IPv4 address'
             )
             raise ValueError(f'is "{pattern}"; {node} has {lacks}, so {{{field}}} is not known')
     text = pattern.format(**values)

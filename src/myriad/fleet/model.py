@@ -366,7 +366,8 @@ class Rail(_Part):
     Attributes:
         interface: its name on the node.
         address: address with prefix length, made for each node from {rail} (0, 1, ...), {number} (the last number in
-            the node's name) and {o1} to {o4} (the parts of its ansible_host); None leaves the interface without one.
+            the node's name), {high} and {low} (its two bytes) and {o1} to {o4} (the parts of its ansible_host); None
+            leaves the interface without one.
     """
 
     interface: Annotated[str, BeforeValidator(_faultless(_interface_fault))]

@@ -36,13 +36,14 @@ def test_addresses_follow_from_the_node_alone() -> None:
     ]
     assert address("10.{rail}.{o3}.{o4}/16", rail=4, node="a", management="10.0.3.17") == "10.4.3.17/16"
     assert address("fd00:{rail}::{number:x}/64", rail=1, node="gpu255", management="x") == "fd00:1::ff/64"
+    assert address("10.10{rail}.{high}.{low}/16", rail=3, node="gpu1250", management="x") == "10.103.4.226/16"
     assert address(None, rail=0, node="a", management="x") == ""
 
 
 @pytest.mark.parametrize(
     ("pattern", "node", "sentence"),
     [
-        ("10.0.{row}.1/24", "gpu1", "{row} is not known: use {rail}, {number}, {o1}, {o2}, {o3}, {o4}"),
+        ("10.0.{row}.1/24", "gpu1", "{row} is not known: use {rail}, {number}, {high}, {low}, {o1}, {o2}, {o3}, {o4}"),
         ("10.0.0.{number}/24", "alpha", "alpha has a name without a number, so {number} is not known"),
         ("10.0.0.{o4}/24", "gpu1", '"gpu1.example.org" as ansible_host, no IPv4 address'),
         ("10.0.0.{number}", "gpu1", "no address with prefix length"),
