@@ -19,6 +19,8 @@ SIGNING_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 #: Display controllers, bridges of class "other" (NVSwitch), processing accelerators.
 CLASSES = ("0x03", "0x0680", "0x12")
 NVIDIA = "0x10de"
+#: A network card, and on boards of NVLink 5 the way to the NVSwitches: its vital product data tells.
+CONNECTX7 = ("0x15b3", "0x1021")
 #: The names under which distributions install the module.
 MODULE_NAMES = ("nvidia", "nvidia-current", "nvidia-current-open", "nvidia-open")
 #: What belongs to a driver set, whoever named it.
@@ -74,7 +76,10 @@ def mok_enrolled(sysfs, root="/"):
 
 
 def pci_devices(sysfs):
-    """Devices that a GPU driver is about, by address; `driver` is the kernel driver that they are bound to."""
+    """Devices that a GPU driver is about, by address.
+
+    `driver` is the kernel driver that a device is bound to, `vpd` the vital product data of those whose use it tells.
+    """
     folder = os.path.join(sysfs, "bus/pci/devices")
     found = []
     for address in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -83,8 +88,15 @@ def pci_devices(sysfs):
             name: host.read(os.path.join(path, name))
             for name in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device")
         }
-        if not (device["class"].startswith(CLASSES) or (device["vendor"] == NVIDIA and device["class"])):
+        ours = device["class"].startswith(CLASSES) or (device["vendor"] == NVIDIA and device["class"])
+        bridge = (device["vendor"], device["device"]) == CONNECTX7
+        if not (ours or bridge):
             continue
+        # sysfs remembers the ids of a device that fell off the bus; its configuration space answers with ones.
+        if (read_bytes(os.path.join(path, "config")) or b"")[:4] == b"\xff\xff\xff\xff":
+            device["vendor"] = device["device"] = "0xffff"
+        if bridge:
+            device["vpd"] = (read_bytes(os.path.join(path, "vpd")) or b"").decode("ascii", "replace")
         link = os.path.join(path, "driver")
         bound = os.path.basename(os.path.realpath(link)) if os.path.islink(link) else None
         found.append(dict(device, address=address, driver=bound))
@@ -279,6 +291,7 @@ def facts(params, apt):
                 "codename": release.get("VERSION_CODENAME", ""),
             },
         },
+        "virtualization": " hypervisor" in host.read(os.path.join(procfs, "cpuinfo")),
         "secure_boot": secure_boot(sysfs),
         "mok_enrolled": mok_enrolled(sysfs, root),
         "pci": pci_devices(sysfs),

@@ -97,6 +97,23 @@ def test_b9_gpus_bridges_and_accelerators_are_told_the_rest_is_not(facts, tmp_pa
     assert facts.pci_devices(str(tmp_path / "nothing")) == []
 
 
+def test_c4_the_way_to_the_nvswitches_of_nvlink_5_is_told_by_its_product_data(facts, tmp_path):
+    device(tmp_path, "0000:05:00.0", "0x15b3", "0x1021", "0x020700", "mlx5_core")
+    (tmp_path / "bus/pci/devices/0000:05:00.0/vpd").write_bytes(b"\x82\x10\x00ConnectX-7\xffV2\x06SW_MNG")
+    found = facts.pci_devices(str(tmp_path))
+    assert len(found) == 1
+    assert "SW_MNG" in found[0]["vpd"]
+
+
+def test_a_device_that_fell_off_the_bus_answers_with_ones(facts, tmp_path):
+    device(tmp_path, "0000:1b:00.0", "0x10de", "0x2330", "0x030200", "nvidia")
+    config = tmp_path / "bus/pci/devices/0000:1b:00.0/config"
+    config.write_bytes(b"\xde\x10\x30\x23" + b"\0" * 60)
+    assert facts.pci_devices(str(tmp_path))[0]["device"] == "0x2330"
+    config.write_bytes(b"\xff" * 64)
+    assert [(one["vendor"], one["device"]) for one in facts.pci_devices(str(tmp_path))] == [("0xffff", "0xffff")]
+
+
 @pytest.mark.parametrize(
     ("sysfs", "procfs", "expected"),
     [
