@@ -85,7 +85,7 @@ def test_b9_gpus_bridges_and_accelerators_are_told_the_rest_is_not(facts, tmp_pa
     device(tmp_path, "0000:c1:00.0", "0x19e5", "0xd802", "0x120000")
     device(tmp_path, "0000:03:00.0", "0x1a03", "0x2000", "0x030000", "ast")
     device(tmp_path, "0000:00:1f.0", "0x8086", "0x1bca", "0x060100")
-    device(tmp_path, "0000:01:00.0", "0x15b3", "0x1021", "0x020700", "mlx5_core")
+    device(tmp_path, "0000:01:00.0", "0x15b3", "0x101d", "0x020700", "mlx5_core")
     found = facts.pci_devices(str(tmp_path))
     assert [(one["address"], one["device"], one["driver"]) for one in found] == [
         ("0000:03:00.0", "0x2000", "ast"),
