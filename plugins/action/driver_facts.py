@@ -40,6 +40,9 @@ class ActionModule(ActionBase):
         if found.get("fetch_error") and decided.action in (*CHANGING, "refused"):
             told = refused(told, found["fetch_error"], args.get("repository", ""))
         result.update(found, plan=told)
+        if told["action"] in CHANGING:
+            # Said when something is done, not on every run after it.
+            result["warnings"] = [*result.get("warnings", ()), *told["warnings"]]
         return result
 
     def _foresee(
