@@ -175,6 +175,8 @@ class Comparison:
                 self.differs(role, "unit", name, "present", "not found")
                 continue
             enabled = values["UnitFileState"] in units.ENABLED
+            if enabled and entry.get("enabled") is False:
+                enabled = units.on_disk(name) in units.ENABLED
             if (
                 entry.get("enabled") is not None
                 and values["UnitFileState"] not in units.NOT_ENABLEABLE

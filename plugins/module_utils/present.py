@@ -262,7 +262,7 @@ class Present:
         todo = {"enable": [], "disable": [], "mask": [], "unmask": []}
         for unit in wanted:
             name = unit["name"]
-            state = found[name]["UnitFileState"] if self.live else self.image_state(name)
+            state = found[name]["UnitFileState"] if self.live else units.on_disk(name, self.root)
             masked = state.startswith("masked") or (self.live and found[name]["LoadState"] == "masked")
             if unit["masked"] is True:
                 if not masked:
@@ -284,7 +284,7 @@ class Present:
                     self.notes.append(f"{name} is {state}: there is nothing to enable")
             elif unit["enabled"] and state not in units.ENABLED:
                 todo["enable"].append((name, state))
-            elif not unit["enabled"] and state in units.ENABLED:
+            elif not unit["enabled"] and state in units.ENABLED and units.on_disk(name, self.root) in units.ENABLED:
                 todo["disable"].append((name, state))
         past = {"enable": "enabled", "disable": "disabled", "mask": "masked", "unmask": "unmasked"}
         for verb in ("unmask", "mask", "enable", "disable"):
@@ -299,10 +299,6 @@ class Present:
                 if verb in ("unmask", "mask") and self.live:
                     self.reload([name for name, _state in todo[verb]])
                     found.update(units.show([name for name, _state in todo[verb]]))
-
-    def image_state(self, name):
-        done = units.systemctl("is-enabled", "--", name, root=self.root, check=False)
-        return done.stdout.strip()
 
     def activity(self, unit, values):
         name = unit["name"]

@@ -101,6 +101,11 @@ def show(names):
     return found
 
 
+def on_disk(name, root="/"):
+    """State of a unit file as its links on the disk have it; the manager's memory may be older (`--no-reload`)."""
+    return systemctl("is-enabled", "--", name, root=root, check=False).stdout.strip()
+
+
 def is_active(values):
     return values["ActiveState"] in ("active", "reloading")
 

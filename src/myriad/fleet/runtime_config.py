@@ -1,4 +1,7 @@
-"""Container runtimes: versions of containerd's configuration, and what becomes of a runtime that is there (pure)."""
+"""Container runtimes: versions of containerd's configuration, and what becomes of a runtime that is there (pure).
+
+Also what the device plugins of vendors read of the choices that follow from it.
+"""
 
 from __future__ import annotations
 
@@ -237,3 +240,28 @@ def _containerd(facts: Mapping[str, Any], existing: Existing, refusals: list[str
         "replace puts the lock's containerd in its place under the same unit name; containers under it keep running."
     )
     return Decision(action="refuse")
+
+
+def plugin_environment(vendor: str, mig_strategy: str, list_strategy: str) -> dict[str, str]:
+    """Environment of a vendor's device plugin; empty for one that Myriad does not know.
+
+    Source: NVIDIA's k8s-device-plugin, README ("As command line flags or envvars") and its chart's daemonset.
+    """
+    if vendor != "nvidia":
+        return {} if mig_strategy == "none" else {"MIG_STRATEGY": mig_strategy}
+    environment = {
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        "MIG_STRATEGY": mig_strategy,
+        "DEVICE_LIST_STRATEGY": list_strategy,
+    }
+    if mig_strategy != "none":
+        # Health of MIG devices is read through a capability that only SYS_ADMIN opens.
+        environment["NVIDIA_MIG_MONITOR_DEVICES"] = "all"
+    return environment
+
+
+def plugin_host_paths(vendor: str, list_strategy: str) -> dict[str, str]:
+    """Folders of the node (path -> ro or rw) that a vendor's device plugin needs for a strategy."""
+    # It writes CDI descriptions of its own, under a kind of its own.
+    return {"/var/run/cdi": "rw"} if vendor == "nvidia" and list_strategy.startswith("cdi") else {}

@@ -20,10 +20,13 @@ def test_it_runs_on_every_gpu_node(cluster: Any, eventually: Callable[..., None]
 
 
 def test_the_kubelets_count_what_is_expected(cluster: Any, eventually: Callable[..., None]) -> None:
+    daemon = cluster.get("daemonset", "myriad-device-plugin", "kube-system")
+    resource = daemon["metadata"]["annotations"]["myriad.dev/resources"].split(",")[0]
+
     def check() -> None:
         nodes = {node["metadata"]["name"]: node for node in gpu_nodes(cluster)}
         expected = {name: node["metadata"]["labels"]["myriad.dev/gpu-expected"] for name, node in nodes.items()}
-        counted = {name: node["status"]["allocatable"].get("nvidia.com/gpu") for name, node in nodes.items()}
+        counted = {name: node["status"]["allocatable"].get(resource) for name, node in nodes.items()}
         assert counted == expected
 
     eventually(check)
