@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
+from myriad.lab.double import nvidia_smi
 from myriad.lab.double.document import set_fault
-from myriad.lab.double.plugin import DevicePlugin, Options, devices_of, prefer
+from myriad.lab.double.plugin import DevicePlugin, Options, devices_of, prefer, resources_of
 from myriad.lab.double.protocol import decoder, encode, message
 from myriad.lab.gpus import gpu_document
 
@@ -175,3 +176,129 @@ def test_preferred_allocation_keeps_to_one_numa_node(
 ) -> None:
     numa = {device: 0 if device.startswith("a") else 1 for device in free}
     assert set(prefer(free, required, size, numa)) == expected
+
+
+# Device nodes, CDI, MIG, sharing
+
+
+def _started(directory: Path, document: dict[str, Any], **options: Any) -> tuple[DevicePlugin, threading.Thread]:
+    (directory / "gpu.json").write_text(json.dumps(document))
+    settings = {
+        "document": directory / "gpu.json",
+        "directory": directory,
+        "interval_s": 0.05,
+        "cdi": directory / "nvidia.yaml",
+    }
+    plugin = DevicePlugin(Options(**{**settings, **options}))
+    thread = threading.Thread(target=plugin.run)
+    thread.start()
+    return plugin, thread
+
+
+def _allocate(directory: Path, *ids: str) -> Any:
+    request = message(
+        "AllocateRequest", container_requests=[message("ContainerAllocateRequest", devices_ids=list(ids))]
+    )
+    return _call(directory, "Allocate", request, "AllocateResponse").container_responses[0]
+
+
+def test_a_container_gets_device_nodes_or_by_cdi_their_names(kubelet: Kubelet, directory: Path) -> None:
+    document = gpu_document("gpu1", "H100-SXM5-80GB", 8)
+    ids = [gpu["uuid"] for gpu in document["gpus"]][:2]
+    plugin, thread = _started(directory, document)
+    try:
+        _until(lambda: len(kubelet.requests) == 1)
+        answer = _allocate(directory, *ids)
+        assert [spec.host_path for spec in answer.devices] == [
+            "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia1",
+        ]  # fmt: skip
+        assert list(answer.cdi_devices) == []
+        (directory / "nvidia.yaml").write_text(
+            'kind: nvidia.com/gpu\ndevices:\n- name: "0"\n  containerEdits: {}\n- name: "1"\n'
+        )
+        answer = _allocate(directory, *ids)
+        assert [device.name for device in answer.cdi_devices] == ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]
+        assert list(answer.devices) == []
+        # A specification from before a GPU came knows it not: the nodes are right, the names would stop the pod.
+        (directory / "nvidia.yaml").write_text('devices:\n- name: "0"\n')
+        assert not _allocate(directory, *ids).cdi_devices
+    finally:
+        plugin.stop()
+        thread.join(timeout=10)
+
+
+def _cut(model: str, layouts: dict[int, str]) -> dict[str, Any]:
+    document = gpu_document("gpu1", model, 2)
+    for index, profiles in layouts.items():
+        _, document = nvidia_smi.run(["-i", str(index), "-mig", "1"], document)
+        _, document = nvidia_smi.run(["mig", "-i", str(index), "-cgi", profiles, "-C"], document)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layouts", "resources"),
+    [
+        ("none", {0: "9,9"}, {"nvidia.com/gpu": 2}),
+        ("mixed", {}, {"nvidia.com/gpu": 2}),
+        ("mixed", {0: "9,14,19"}, {"nvidia.com/gpu": 1, "nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1,
+                                   "nvidia.com/mig-1g.10gb": 1}),
+        ("single", {0: "9,9", 1: "9,9"}, {"nvidia.com/gpu": 4}),
+        ("single", {0: "9,9"}, {"nvidia.com/gpu": 0}),
+        ("single", {0: "9,19", 1: "9,19"}, {"nvidia.com/gpu": 0}),
+    ],
+)  # fmt: skip
+def test_resources_follow_layout_and_strategy(
+    tmp_path: Path, strategy: str, layouts: dict[int, str], resources: dict[str, int]
+) -> None:
+    found = resources_of(_cut("A100-SXM4-80GB", layouts), Options(mig_strategy=strategy))
+    assert {name: len(devices) for name, devices in found.items()} == resources
+
+
+def test_slices_are_resources_of_their_own_and_go_when_the_layout_goes(kubelet: Kubelet, directory: Path) -> None:
+    document = _cut("A100-SXM4-80GB", {0: "9,9"})
+    plugin, thread = _started(directory, document, mig_strategy="mixed")
+    try:
+        _until(lambda: len(kubelet.requests) == 2)
+        assert {request.resource_name for request in kubelet.requests} == {"nvidia.com/gpu", "nvidia.com/mig-3g.40gb"}
+        endpoint = next(r.endpoint for r in kubelet.requests if r.resource_name.endswith("3g.40gb"))
+        resource = plugin.resources["nvidia.com/mig-3g.40gb"]
+        uuids = [device.uuid for device in resource._devices]
+        request = message(
+            "AllocateRequest", container_requests=[message("ContainerAllocateRequest", devices_ids=uuids[:1])]
+        )
+        with grpc.insecure_channel(f"unix://{directory}/{endpoint}") as channel:
+            call = channel.unary_unary(
+                "/v1beta1.DevicePlugin/Allocate",
+                request_serializer=encode,
+                response_deserializer=decoder("AllocateResponse"),
+            )
+            answer = call(request, timeout=5).container_responses[0]
+        assert dict(answer.envs) == {"NVIDIA_VISIBLE_DEVICES": uuids[0]}
+        assert uuids[0].startswith("MIG-")
+        nodes = [spec.host_path for spec in answer.devices]
+        assert nodes[0] == "/dev/nvidia0" and any(path.startswith("/dev/nvidia-caps/") for path in nodes)
+        (directory / "gpu.json").write_text(json.dumps(gpu_document("gpu1", "A100-SXM4-80GB", 2)))
+        _until(lambda: len(resource._devices) == 0)
+        assert len(plugin.resources["nvidia.com/gpu"]._devices) == 2
+    finally:
+        plugin.stop()
+        thread.join(timeout=10)
+
+
+def test_a_shared_gpu_is_several_devices_and_one_for_the_container(kubelet: Kubelet, directory: Path) -> None:
+    document = gpu_document("gpu1", "L40S", 2)
+    plugin, thread = _started(directory, document, replicas=3)
+    try:
+        _until(lambda: len(kubelet.requests) == 1)
+        devices = plugin.resources["nvidia.com/gpu"]._devices
+        assert len(devices) == 6
+        answer = _allocate(directory, devices[0].uuid, devices[1].uuid)
+        assert dict(answer.envs) == {"NVIDIA_VISIBLE_DEVICES": document["gpus"][0]["uuid"]}
+    finally:
+        plugin.stop()
+        thread.join(timeout=10)
+
+
+def test_an_unknown_strategy_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match="allowed: none, single or mixed"):
+        Options.from_environment({"MIG_STRATEGY": "both"})

@@ -100,6 +100,9 @@ def _make_nodes(wanted: dict[str, bool], root: Path) -> None:
             path.unlink()
         os.mknod(path, 0o666 | stat.S_IFCHR, device)
         path.chmod(0o666)
+    caps = dev / "nvidia-caps"
+    if caps.is_dir() and not any(caps.iterdir()):
+        caps.rmdir()
 
 
 def dead_major(devices: Path = Path("/proc/devices")) -> int:
