@@ -295,3 +295,35 @@ def test_apt_stands_aside_of_the_host(plugin, tmp_path, monkeypatch):
         apt.fetch()
         assert f"Dir::State::lists={folder}/lists/" in asked[0]
     assert not folder.exists()
+
+
+# --- the controller's half -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("existing", "recorded", "expected"),
+    [
+        ("adopt", {}, "adopt"),
+        ("adopt", {"nvidia-smi": "2"}, "replace"),
+        ("adopt", {"nvidia-smi": "1"}, "adopt"),
+        ("skip", {"nvidia-smi": "2"}, "skip"),
+    ],
+    ids=["somebody-elses", "ours-and-still-locked", "ours-and-no-longer-locked", "skip"],
+)
+def test_t05_a_set_that_the_role_brought_is_put_right_again(plugin, existing, recorded, expected):
+    own_set = plugin("action.driver_facts").own_set
+    want = {"existing": existing, "packages": {"nvidia-smi": "2", "libcuda1": "2"}}
+    assert own_set({"recorded": recorded}, want)["existing"] == expected
+
+
+def test_t09_what_follows_from_an_unread_repository_is_left_out(plugin):
+    plan = {
+        "action": "install",
+        "refusals": [{"rule": "vanished", "sentence": "x"}, {"rule": "headers", "sentence": "no headers"}],
+    }
+    told = plugin("action.driver_facts").refused(plan, "repository http://m/: the key X has expired.", "http://m/")
+    assert (told["action"], told["refused"]) == ("refused", True)
+    assert [one["sentence"] for one in told["refusals"]] == [
+        "repository http://m/: the key X has expired.",
+        "no headers",
+    ]
