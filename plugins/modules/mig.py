@@ -157,7 +157,10 @@ def present(params, check_mode):
     if planned["change"]:
         before = "".join(f"GPU {index}: {gpus[index].text}\n" for index in sorted(wanted))
         after = "".join(f"GPU {index}: {mig.described(wanted[index])}\n" for index in sorted(wanted))
-        result["diff"] = [{"before": before, "after": after, "before_header": "MIG", "after_header": "MIG"}]
+        result["diff"] = [
+            {"before": before, "after": after, "before_header": "MIG", "after_header": "MIG"},
+            {"prepared": "\n".join(planned["lines"]) + "\n"},
+        ]
     if params["state"] == "check":
         result["changed"] = False
         result["differences"] = mig.check(driver, wanted)
