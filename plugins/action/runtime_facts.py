@@ -25,7 +25,7 @@ class ActionModule(ActionBase):
         if result.get("failed"):
             return result
         decision = runtime_config.decide(result["runtime"], module_args.get("existing", "refuse"))
-        result["decision"] = asdict(decision)
+        result["decision"] = {**asdict(decision), "stop": list(decision.stop), "refusals": list(decision.refusals)}
         if decision.refusals:
             result.update(failed=True, msg="\n".join([*decision.refusals, "Nothing was changed."]))
         return result
