@@ -34,6 +34,11 @@ def at_least(left: str, right: str) -> bool:
     return one + (0,) * (size - len(one)) >= other + (0,) * (size - len(other))
 
 
+def newest(*drivers: str) -> str:
+    """The newest of some driver versions; empty ones do not count."""
+    return max((driver for driver in drivers if driver), key=dotted)
+
+
 def minor(text: str) -> str:
     """`13.0.2` as `13.0`."""
     return ".".join(text.split(".")[:2])
@@ -241,14 +246,14 @@ Interval = tuple[str, str | None]
 
 
 def cubin_intervals(archs: tuple[str, ...] | list[str]) -> tuple[Interval, ...]:
-    """Cards that compiled code runs on as it is: each capability and the newer ones of its major, joined where they touch.
+    """Cards that compiled code runs on as it is: each capability and the newer ones of its major, joined.
 
     Source: CUDA C++ programming guide, "Binary Compatibility".
     """
     spans = sorted((dotted(arch.removesuffix("+PTX")), major(arch.removesuffix("+PTX")) + 1) for arch in archs)
     joined: list[tuple[Version, int]] = []
     for start, end in spans:
-        if joined and start <= (joined[-1][1],) + (0,):
+        if joined and start <= (joined[-1][1], 0):
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
             joined.append((start, end))
@@ -257,7 +262,7 @@ def cubin_intervals(archs: tuple[str, ...] | list[str]) -> tuple[Interval, ...]:
 
 def ptx_interval(archs: tuple[str, ...] | list[str]) -> Interval | None:
     """Cards that embedded PTX reaches: from the lowest one on, without end (same guide, "PTX Compatibility")."""
-    lowest = sorted((dotted(arch.removesuffix("+PTX")) for arch in archs if arch.endswith("+PTX")))
+    lowest = sorted(dotted(arch.removesuffix("+PTX")) for arch in archs if arch.endswith("+PTX"))
     return (".".join(map(str, lowest[0])), None) if lowest else None
 
 
