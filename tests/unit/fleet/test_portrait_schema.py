@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from myriad.fleet import check
-from myriad.fleet.portrait import Spec
+from myriad.fleet.portrait import LabelSet, Spec
 from myriad.fleet.portrait_schema import custom_resource_definition, structural
 from myriad.fleet.portrait_spec import node_portraits, portrait_specs
 from myriad.inventory import read_inventory
+from myriad.roles import load_yaml
 
 ROOT = Path(__file__).parents[3]
 CRD = custom_resource_definition()
@@ -114,6 +115,12 @@ def test_every_gpu_node_of_a_site_of_10000_gpus_gets_its_spec() -> None:
 def test_a_vocabulary_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="sets"):
         node_portraits({"n": Spec().document()}, label_sets=["all"])
+
+
+def test_the_role_offers_the_vocabularies_that_there_are() -> None:
+    path = ROOT / "roles/node_portrait/meta/argument_specs.yml"
+    options = load_yaml(path)["argument_specs"]["main"]["options"]
+    assert tuple(options["node_portrait_label_sets"]["choices"]) == get_args(LabelSet)
 
 
 @pytest.mark.parametrize("name", ["lab", "molecule"])

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from myriad.agent.collect.base import Findings, Gauge, whole
+from myriad.agent.collect.pci import HUAWEI, is_absent
 from myriad.agent.collect.source import Source
 from myriad.fleet.portrait import GPUS, MODULE, Driver, Gpu, Link, Observation
 
@@ -44,6 +45,8 @@ class Ascend:
     def collect(self, source: Source, at: str) -> Findings:
         """See Collector."""
         found = Findings()
+        if is_absent(source, HUAWEI):
+            return found
         done = source.run(INFO, timeout_s=self.timeout_s)
         said = " ".join(INFO)
         chips = [] if done.fault else table(done.stdout)

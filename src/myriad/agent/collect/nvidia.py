@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from myriad.agent.collect import nvidia_xml
 from myriad.agent.collect.base import Findings
-from myriad.agent.collect.pci import gpus_on_bus
+from myriad.agent.collect.pci import NVIDIA, gpus_on_bus, is_absent
 from myriad.agent.collect.source import Done, Source
 from myriad.fleet.portrait import FABRIC_MANAGER, GPUS, MODULE, Driver, Fabric, Gpu, Observation
 
@@ -69,6 +69,8 @@ class Nvidia:
     def collect(self, source: Source, at: str) -> Findings:
         """See Collector."""
         found = Findings()
+        if is_absent(source, NVIDIA):
+            return found
         done = source.run(QUERY, timeout_s=self.timeout_s)
         log = None if done.fault else nvidia_xml.read(done.stdout)
         said = " ".join(QUERY)
@@ -94,7 +96,7 @@ class Nvidia:
         said, asked_at, answers = self._apart
         if said != done.stdout or clock - asked_at >= _APART_S:
             answers = [done.stdout]
-            for address in gpus_on_bus(source):
+            for address in gpus_on_bus(source, NVIDIA):
                 domain, _, rest = address.partition(":")
                 call = (*QUERY, "-i", f"{domain.rjust(8, '0')}:{rest}".upper())
                 answers.append(source.run(call, timeout_s=self.timeout_s).stdout)

@@ -59,7 +59,7 @@ class Pci:
         return found
 
 
-def gpus_on_bus(source: Source, vendor: str = NVIDIA) -> list[str]:
+def gpus_on_bus(source: Source, vendor: str) -> list[str]:
     """Addresses of a vendor's GPUs."""
     return [
         address
@@ -67,6 +67,11 @@ def gpus_on_bus(source: Source, vendor: str = NVIDIA) -> list[str]:
         if _id(source.read(f"{DEVICES}/{address}/vendor")) == vendor
         and _id(source.read(f"{DEVICES}/{address}/class")).startswith((_DISPLAY, _ACCELERATOR))
     ]
+
+
+def is_absent(source: Source, vendor: str) -> bool:
+    """Whether the bus can be read and shows no GPU of a vendor: its tools then have nothing to tell."""
+    return source.names(DEVICES) is not None and not gpus_on_bus(source, vendor)
 
 
 def _device(source: Source, address: str) -> tuple[str, PciDevice] | None:
