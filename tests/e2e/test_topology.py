@@ -164,7 +164,7 @@ def test_the_node_stays_out_until_it_is_accepted(api: Api, switches: dict[str, s
     try:
         api.patch(PORTRAITS, "gpu3", {"spec": {"expected": wrong}})
         until(closed, 60, "the gate closes over the neighbour")
-        done = myriad("gate", "gpu3")
+        done = myriad("gate", "gpu3", "--json")
         assert "its neighbour tor-r2 stands in hall1/b1/r2" in done.stdout, done.stdout + done.stderr
         api.patch(PORTRAITS, "gpu3", {"spec": {"expected": {"accepted": ["topology"]}}})
         until(lambda: not closed(), 60, "the gate opens once the mismatch is accepted")
