@@ -67,7 +67,7 @@ def smallest_fix(verdict: Verdict, facts: Facts) -> str:
         with_package = judge(replace(image, cuda_compat=True), group, facts)
         if with_package.level == "forward-compat":
             offers.append(f"cuda-compat-{minor(image.cuda).replace('.', '-')} in the image (forward compatibility)")
-    return "; or ".join(offers[:3])
+    return "; or ".join(offers[:3]) or _both(image, group, facts)
 
 
 def nearest(image: ImageFacts, groups: Sequence[NodeGroup], facts: Facts) -> ImageFacts | None:
@@ -79,14 +79,16 @@ def nearest(image: ImageFacts, groups: Sequence[NodeGroup], facts: Facts) -> Ima
 
 
 def smallest_driver(image: ImageFacts, group: NodeGroup, facts: Facts) -> str | None:
-    """The least change of driver after which the image runs (`>= 580.65.06`, `R580 or older`), or None."""
+    """The least change of driver after which the image runs (`>= 580.65.06`, `of branch R580`), or None."""
     card = card_of(group, facts)
     if card is None or not image.needs_gpu:
         return None
     if card.last_branch is not None and major(group.driver or "0") > card.last_branch:
         known = [row.branch for row in facts.branches if row.branch <= card.last_branch]
-        older = replace(group, driver=f"{max(known)}.999") if known else None
-        return f"of branch R{card.last_branch}" if older and judge(image, older, facts).runs else None
+        if not known:
+            return None
+        older = replace(group, driver=f"{max(known)}.999")
+        return f"of branch R{max(known)}" if judge(image, older, facts).runs else None
     own, floor = facts.native_driver(image.cuda), facts.family_floor(image.cuda)
     needed = [card.first_driver, card.mig_driver if group.mig else ""]
     for least in sorted({one for one in (own, floor) if one}, key=dotted):
@@ -127,6 +129,17 @@ def _offer(found: ImageFacts, image: ImageFacts, group: NodeGroup, facts: Facts)
     return f"{variant_name(found, image.name)} ({_how(told)}{python})"
 
 
+def _both(image: ImageFacts, group: NodeGroup, facts: Facts) -> str:
+    """Where neither another image nor another driver is enough: the nearest image that only needs another driver."""
+    if image.compiled:
+        return ""
+    for found in variants(image, facts):
+        driver = smallest_driver(found, group, facts)
+        if driver is not None:
+            return f"{variant_name(found, image.name)} and driver {driver}"
+    return ""
+
+
 def _how(told: Verdict) -> str:
     if told.level == "native":
         return "native"
@@ -135,5 +148,5 @@ def _how(told: Verdict) -> str:
 
 def _say_driver(image: ImageFacts, group: NodeGroup, facts: Facts) -> str:
     least = smallest_driver(image, replace(group, driver=""), facts)
-    needs = f"; the image needs driver {least}" if least else ""
-    return f"say it: --driver {group.pool}=VERSION, or --kubeconfig for what the nodes report{needs}"
+    runs = f"; it runs with driver {least}" if least else ""
+    return f"give --driver {group.pool}=VERSION, or --kubeconfig for what the nodes report{runs}"

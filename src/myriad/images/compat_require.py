@@ -89,14 +89,13 @@ def why_require(image: ImageFacts, facts: Facts | None = None) -> str:
     if not image.needs_gpu:
         return "without CUDA there is nothing to require"
     cuda, floor, own = minor(image.cuda), table.family_floor(image.cuda), table.native_driver(image.cuda)
-    asked = f"NVIDIA's images of CUDA {cuda} ask for cuda>={cuda}" + (f" (driver >= {own})" if own else "")
+    vendor = f"cuda>={cuda}" + (f" (driver >= {own})" if own else "")
     if image.cuda_compat:
-        return f"{asked} or, through cuda-compat, for one of its older branches, and so does this"
-    if floor is None or own is None or not at_least(own, floor) or dotted(own) == dotted(floor):
-        gain = "the driver it needs is the same"
-    else:
-        gain = f"{major(image.cuda)}.x runs from {floor} on"
-    return f"{asked}; {gain}; its arch conditions also refuse cards that it has no code for, before a job starts"
+        return f"NVIDIA's images of CUDA {cuda} ask for {vendor} or, for cuda-compat, one of its branches; so does this"
+    cards = "its arch conditions also refuse cards that it has no code for, before a job starts"
+    if floor is None or own is None or at_least(floor, own):
+        return f"the driver that NVIDIA's images of CUDA {cuda} ask for, {vendor}; {cards}"
+    return f"NVIDIA's images of CUDA {cuda} ask for {vendor}, but {major(image.cuda)}.x runs from {floor} on; {cards}"
 
 
 def vendor_require(cuda: str, brands: tuple[str, ...] = ("tesla",), facts: Facts | None = None) -> str:
