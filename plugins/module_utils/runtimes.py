@@ -49,7 +49,7 @@ def look(unit_names, socket_paths, root="/", state_dir="/var/lib/myriad/state"):
     return {
         "units": found,
         "sockets": [path for path in socket_paths if listens(path)],
-        "versions": {} if own or not program else {program: version_of(program)},
+        "versions": {program: version_of(program)} if program else {},
         "kubelet": kubelet(root),
         "config": CONFIG if CONFIG not in own_files and os.path.exists(below(root, CONFIG)) else "",
         "own": own,

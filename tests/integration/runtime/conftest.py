@@ -221,7 +221,6 @@ class Nodes:
             "gpu_toolkit_packages": [],
             "gpu_toolkit_cdi_sources": ["/var/lib/myriad-lab/proc/driver/nvidia/version"],
             "gpu_toolkit_cgroup_driver": "cgroupfs",
-            "gpu_toolkit_containerd_version": bundle["myriad_stack_versions"]["containerd"],
         }
 
     def play(

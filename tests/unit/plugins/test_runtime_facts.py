@@ -62,11 +62,12 @@ def test_a10_a_masked_unit_has_no_program(runtimes, node, tmp_path):
 
 
 def test_a_unit_that_a_role_wrote_is_its_own(runtimes, node, tmp_path):
-    path = node.unit_file(UNIT, "[Service]\nExecStart=/usr/local/bin/containerd\n")
+    started = program(node, "containerd github.com/containerd/containerd/v2 v2.3.4")
+    path = node.unit_file(UNIT, f"[Service]\nExecStart={started}\n")
     record = {"files": [{"path": str(path)}, {"path": "/etc/containerd/config.toml"}]}
     (tmp_path / "container_runtime.json").write_text(json.dumps(record))
     found = runtimes.look([UNIT], [], state_dir=str(tmp_path))
-    assert (found["own"], found["config"], found["versions"]) == (True, "", {})
+    assert (found["own"], found["config"], found["versions"]) == (True, "", {started: "2.3.4"})
 
 
 def test_a7_only_a_socket_that_answers_counts(runtimes, node, tmp_path, monkeypatch):
@@ -222,3 +223,16 @@ def test_strategies_are_those_of_the_role(plugin):
         environment = runtime_config.plugin_environment("nvidia", "none", strategy)
         assert environment["DEVICE_LIST_STRATEGY"] == strategy
         assert bool(runtime_config.plugin_host_paths("nvidia", strategy)) is strategy.startswith("cdi")
+
+
+def test_a5_every_package_of_the_toolkit_has_the_locked_version(ansible):
+    tasks = yaml.safe_load((ROOT / "roles/gpu_toolkit/tasks/install.yml").read_text())
+    packages = tasks[0]["myriad.gpu.packages"]["packages"]
+    defaults = yaml.safe_load((ROOT / "roles/gpu_toolkit/defaults/main.yml").read_text())
+    task = {"ansible.builtin.fail": {"msg": "{{ %s }}" % packages.strip("{} ")}}
+    play = [{"hosts": "all", "gather_facts": False, "connection": "local", "vars": defaults, "tasks": [task]}]
+    done = ansible(yaml.safe_dump(play))
+    said = done.stdout + done.stderr
+    version = yaml.safe_load((ROOT / "stack.lock.yml").read_text())["components"]["nvidia-container-toolkit"]["version"]
+    for name in defaults["gpu_toolkit_packages"]:
+        assert f"'{name}': '{version}-1'" in said, said
