@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from myriad.agent import asserted
 from myriad.agent.collect.assemble import assemble, collectors
 from myriad.agent.collect.base import Collector, Findings
 from myriad.agent.collect.kernel import Xids
+from myriad.agent.collect.network import Network
 from myriad.agent.collect.source import Source
 from myriad.agent.keeper import Keeper, KeeperSettings
 from myriad.agent.metrics import AgentMetrics
@@ -61,8 +62,16 @@ class Looking:
         """Xids by PCI address and code."""
         return next((one.counts for one in self._using if isinstance(one, Xids)), {})
 
-    def look(self, standing: Portrait | None) -> Portrait:
-        """Ask whoever is due. `standing` is the portrait that was published, for its times and its Xids."""
+    def look(self, standing: Portrait | None, interfaces: Iterable[str] = ()) -> Portrait:
+        """Ask whoever is due.
+
+        Args:
+            standing: the portrait that was published, for its times and its Xids.
+            interfaces: those that the description names.
+        """
+        for one in self._using:
+            if isinstance(one, Network):
+                one.described = frozenset(interfaces)
         at = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         for one in self._using:
             asked_at, _ = self._parts.get(one.name, (float("-inf"), Findings()))
@@ -154,7 +163,9 @@ class Agent:
 
     def look(self) -> Portrait:
         """Ask the node what it is."""
-        self._portrait = self._looking.look(published(self.object.now))
+        standing = self.object.now
+        fabric = (((standing or {}).get("spec") or {}).get("expected") or {}).get("fabric") or {}
+        self._portrait = self._looking.look(published(standing), fabric.get("interfaces") or {})
         self.metrics.show(self._portrait, self._looking.findings.gauges, self._looking.xids, self._looking.seconds)
         return self._portrait
 

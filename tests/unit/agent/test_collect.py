@@ -340,6 +340,18 @@ def test_interfaces_that_carry_nothing_of_their_own_are_none() -> None:
     }  # fmt: skip
 
 
+def test_bonds_vlans_and_what_the_description_names_are_interfaces() -> None:
+    fake = Fake({
+        "/sys/class/net/bond0/lower_ens1/x": "", "/sys/class/net/bond0/operstate": "up",
+        "/sys/class/net/bond0/mtu": "9000", "/sys/class/net/bond0/speed": "50000",
+        "/sys/class/net/cni0/lower_veth1/x": "", "/sys/class/net/cni0/bridge/x": "",
+        "/sys/class/net/fab0/mtu": "4200", "/sys/class/net/fab0/operstate": "up",
+    })  # fmt: skip
+    assert [nic.name for nic in Network().collect(fake, AT).nics] == ["bond0"]
+    nics = Network(described=frozenset({"fab0", "gone0"})).collect(fake, AT).nics
+    assert [(nic.name, nic.mtu, nic.state) for nic in nics] == [("bond0", 9000, "up"), ("fab0", 4200, "up")]
+
+
 def test_neighbours_and_what_goes_wrong_with_them() -> None:
     call = "lldpcli -f json0 show neighbors details"
     text = (

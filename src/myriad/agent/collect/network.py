@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from myriad.agent.collect.base import Findings, whole
 from myriad.agent.collect.source import Source
@@ -15,11 +16,18 @@ _RATE = re.compile(r"^([\d.]+) Gb/sec")
 _NO_GUID = "0000:0000:0000:0000"
 
 
+@dataclass(slots=True)
 class Network:
-    """Interfaces with a device behind them; bridges, veth pairs and tunnels carry nothing of their own."""
+    """Interfaces with a device behind them, bonds and VLANs over such, and those that the description names. Bridges,
+    veth pairs and tunnels carry nothing of their own.
 
-    name = "network"
-    every_s = 0.0
+    Attributes:
+        described: names in the description.
+    """
+
+    name: str = "network"
+    every_s: float = 0.0
+    described: frozenset[str] = frozenset()
 
     def collect(self, source: Source, at: str) -> Findings:
         """See Collector."""
@@ -32,7 +40,11 @@ class Network:
         owners = {
             interface: device for device in devices for interface in source.names(f"{RDMA}/{device}/device/net") or []
         }
-        nics = [_interface(source, name, owners.get(name, "")) for name in names]
+        nics = [
+            _interface(source, name, owners.get(name, ""))
+            for name in names
+            if name in self.described or _carries(source, name)
+        ]
         # An InfiniBand port needs no network interface.
         bare = [_port(source, device, name=device) for device in devices if device not in owners.values()]
         found.nics = [nic for nic in [*nics, *bare] if nic is not None]
@@ -40,10 +52,16 @@ class Network:
         return found
 
 
+def _carries(source: Source, name: str) -> bool:
+    inside = source.names(f"{NET}/{name}") or []
+    if "bridge" in inside:
+        return False
+    # A bond or VLAN names what it stands on as lower_NAME.
+    return "device" in inside or any(entry.startswith("lower_") for entry in inside)
+
+
 def _interface(source: Source, name: str, device: str) -> Nic | None:
     folder = f"{NET}/{name}"
-    if source.names(f"{folder}/device") is None:
-        return None
     mtu = whole(source.read(f"{folder}/mtu"))
     if device:
         return _port(source, device, name=name, mtu=mtu)
