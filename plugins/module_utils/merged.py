@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 
 TIMEOUT_S = 60
+PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 # $1 the staged directory, $2 where it is shown, the rest the command.
 SHOW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
@@ -23,11 +24,17 @@ class Refused(Exception):
     """The program does not take the files; the text is what it said."""
 
 
+def words_of(command):
+    """The command's words, its program with the path at which it stands; None when it is not on this node."""
+    words = shlex.split(command)
+    # A connection's PATH may lack the folder where the site's own programs stand.
+    found = shutil.which(words[0], path=os.pathsep.join([*PROGRAM_FOLDERS, os.environ.get("PATH", "")]))
+    return [found, *words[1:]] if found else None
+
+
 def program_missing(command):
     """The command's program when it is not on this node, else None."""
-    program = shlex.split(command)[0]
-    found = os.access(program, os.X_OK) if "/" in program else shutil.which(program)
-    return None if found else program
+    return None if words_of(command) else shlex.split(command)[0]
 
 
 def inside(directory):
@@ -108,7 +115,16 @@ class Directory:
 
     def ask(self, staged):
         own = ["unshare", "--mount", "--propagation", "private", *([] if os.geteuid() == 0 else ["--map-root-user"])]
-        words = [*own, "sh", "-c", SHOW, "sh", staged, self.path, *shlex.split(self.command)]
+        words = [
+            *own,
+            "sh",
+            "-c",
+            SHOW,
+            "sh",
+            staged,
+            self.path,
+            *(words_of(self.command) or shlex.split(self.command)),
+        ]
         try:
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:

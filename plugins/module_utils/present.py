@@ -9,6 +9,8 @@ import time
 from ansible_collections.myriad.gpu.plugins.module_utils import busy, goodfiles, kernel, merged, units
 from ansible_collections.myriad.gpu.plugins.module_utils.record import Record, below, load_all
 
+# Where unit files stand; the first goes before the others.
+UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 # What a person does about pods that hold devices.
 DRAIN = (
     "Drain this node (kubectl drain NODE --ignore-daemonsets --delete-emptydir-data) and run again with --limit NODE"
@@ -212,16 +214,15 @@ class Present:
         """
         if values["NeedDaemonReload"] == "yes":
             return True
-        folders = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
         if values["LoadState"] == "not-found":
-            return any(os.path.exists(os.path.join(folder, name)) for folder in folders)
-        own = os.path.join(folders[0], name)
+            return any(os.path.exists(os.path.join(folder, name)) for folder in UNIT_FOLDERS)
+        own = os.path.join(UNIT_FOLDERS[0], name)
         if os.path.exists(own) and os.path.realpath(values["FragmentPath"] or own) != os.path.realpath(own):
             return True
         known = {os.path.basename(path) for path in values["DropInPaths"].split()}
         present = {
             os.path.basename(path)
-            for folder in folders
+            for folder in UNIT_FOLDERS
             for path in glob.glob(os.path.join(folder, name + ".d", "*.conf"))
             # An empty one, or a link to /dev/null, takes away the drop-in of this name from another folder.
             if os.path.isfile(path) and os.path.getsize(path)

@@ -229,7 +229,7 @@ def test_a5_every_package_of_the_toolkit_has_the_locked_version(ansible):
     tasks = yaml.safe_load((ROOT / "roles/gpu_toolkit/tasks/install.yml").read_text())
     packages = tasks[0]["myriad.gpu.packages"]["packages"]
     defaults = yaml.safe_load((ROOT / "roles/gpu_toolkit/defaults/main.yml").read_text())
-    task = {"ansible.builtin.fail": {"msg": "{{ %s }}" % packages.strip("{} ")}}
+    task = {"ansible.builtin.fail": {"msg": f"{{{{ {packages.strip('{} ')} }}}}"}}
     play = [{"hosts": "all", "gather_facts": False, "connection": "local", "vars": defaults, "tasks": [task]}]
     done = ansible(yaml.safe_dump(play))
     said = done.stdout + done.stderr

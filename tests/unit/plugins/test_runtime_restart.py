@@ -207,3 +207,35 @@ def test_the_prediction_of_a_restart_follows_from_what_would_land(present, folde
     done = present(check=True, predicted={f"{folder}/conf.d/50": "00"})
     assert done["restarted"] == [UNIT]
     assert present(check=True)["changed"] is False
+
+
+def test_a11_what_systemd_does_not_notice_by_itself_makes_it_read_its_files_again(
+    present, plugin, node, tmp_path, monkeypatch
+):
+    """The first drop-in of a unit, and a file that goes before the one it knows (seen with systemd 252)."""
+    module = plugin("module_utils.present")
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    monkeypatch.setattr(module, "UNIT_FOLDERS", (str(first), str(second)))
+    work = module.Present(
+        {"root": "/", "state_dir": str(tmp_path / "s"), "role": "r", "run_id": "1", "predicted": {}}, False
+    )
+    (second / UNIT).write_text("[Service]\n")
+    known = {"NeedDaemonReload": "no", "LoadState": "loaded", "FragmentPath": str(second / UNIT), "DropInPaths": ""}
+    assert work.needs_reload(UNIT, known) is False
+    assert work.needs_reload(UNIT, {**known, "NeedDaemonReload": "yes"}) is True
+    assert work.needs_reload(UNIT, {**known, "LoadState": "not-found", "FragmentPath": ""}) is True
+    drop_in = second / f"{UNIT}.d" / "10-a.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("")
+    assert work.needs_reload(UNIT, known) is False, "an empty one takes away another"
+    drop_in.write_text("[Service]\nNice=1\n")
+    assert work.needs_reload(UNIT, known) is True
+    read = {**known, "DropInPaths": str(drop_in)}
+    assert work.needs_reload(UNIT, read) is False
+    (first / UNIT).symlink_to(second / UNIT)
+    assert work.needs_reload(UNIT, read) is False, "the same file by another name"
+    (first / UNIT).unlink()
+    (first / UNIT).write_text("[Service]\nNice=2\n")
+    assert work.needs_reload(UNIT, read) is True
