@@ -130,7 +130,7 @@ class Node:
         }
         command = [str(Path(sys.executable).with_name("ansible-playbook")), path, "-i", str(self.inventory), *arguments]
         done = subprocess.run(
-            command, cwd=CLONE, env=environment, capture_output=True, text=True, timeout=1500, check=False
+            command, cwd=CLONE, env=environment, capture_output=True, text=True, timeout=2300, check=False
         )
         return Run(done.returncode, done.stdout + done.stderr)
 

@@ -90,8 +90,8 @@ def test_t16_the_second_run_changes_nothing(machine: Node, capsys: pytest.Captur
 def test_t05_b1_userspace_upgraded_behind_our_back_is_found_and_comes_back(machine: Node, tmp_path: Path) -> None:
     locked = LOCKED.packages["libnvidia-ml1"]
     bumped = Deb("libnvidia-ml1", "535.999.01-1", fields={"Provides": "libnvidia-ml.so.1 (= 535.999.01)"})
-    machine.put({"/tmp/libnvidia-ml1.deb": bumped.data()})
-    machine.sh("dpkg --force-all -i /tmp/libnvidia-ml1.deb")
+    machine.put({f"{PLACE}/libnvidia-ml1.deb": bumped.data()})
+    machine.sh(f"dpkg --force-all -i {PLACE}/libnvidia-ml1.deb")
     look = machine.task("node_state", {"state": "check"})
     assert f'"expected": "{locked}", "found": "535.999.01-1", "item": "libnvidia-ml1", "kind": "package"' in look.said
     run = machine.role(INPUTS)

@@ -180,8 +180,8 @@ def test_t10_c2_a_fabric_manager_of_another_version_is_refused(node: Node, mirro
 def test_b4_a_transaction_that_would_remove_something_else_is_refused(node: Node, mirror: Mirror) -> None:
     """A package of the site that does not get along with the next version of a library."""
     stranger = Deb("site-monitor", "1.0", fields={"Conflicts": f"libnvidia-ml1 (>= {NEWER})"})
-    node.put({"/tmp/site-monitor.deb": stranger.data()})
-    node.sh("dpkg -i /tmp/site-monitor.deb")
+    node.put({f"{PLACE}/site-monitor.deb": stranger.data()})
+    node.sh(f"dpkg -i {PLACE}/site-monitor.deb")
     newer = {deb.name: deb.version for deb in driver_set(NEWER, MADE_KERNEL)}
     inputs = mirror.inputs(
         gpu_driver_existing="replace", gpu_driver_packages=newer, gpu_driver_versions={"driver": NEWER}
