@@ -6,28 +6,35 @@ Needs the programs of `apiserver.py`, no lab, no containers.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from myriad.agent.brake import CONFIG_MAPS, NAMESPACE, SIZES, Brake, Decision, Place, State, sizes
 from myriad.agent.keeper import Keeper, KeeperSettings
-from myriad.agent.report import UNHEALTHY_TAINT, Record
+from myriad.agent.report import RUN_ANNOTATION, UNHEALTHY_TAINT, Record, own_taints
 from myriad.cli.gate import summary
 from myriad.fleet.labels import GATE_TAINT
-from myriad.fleet.portrait import Bus, Ecc, Expected, Gpu, Observation, PciDevice, Portrait
+from myriad.fleet.portrait import Bus, Ecc, Expected, Gpu, Observation, PciDevice, Portrait, Spec
 from myriad.fleet.portrait import Driver as DriverFacts
 from myriad.kube.client import EVENTS, NODES, PODS, Api, connect
+from myriad.lab.double.document import PATH, PCI_DIR, PROC_DIR, SYS_DIR, set_fault
+from myriad.lab.double.files import document_files
+from myriad.lab.gpus import gpu_document
 
 sys.path.insert(0, str(Path(__file__).parent))
 import apiserver
 from apiserver import ControlPlane
 
 Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.lab,
@@ -130,6 +137,139 @@ def test_the_whole_way_of_a_node_is_accepted_by_the_api_server(api: Api) -> None
     report = summary([api.get(NODES, "gpu1")], [])
     assert report["nodes"][0]["cause"] == "GPU 0: 2 uncorrected memory errors since the driver was loaded"
     assert api.get(NODES, "gpu1")["spec"]["unschedulable"] is True
+
+
+class Doubles:
+    """A node's GPU doubles in a folder, and the real agent that looks at them."""
+
+    def __init__(self, plane: ControlPlane, api: Api, folder: Path) -> None:
+        self._plane, self.api, self.folder = plane, api, folder
+        program = folder / "bin" / "nvidia-smi"
+        program.parent.mkdir()
+        program.write_text(
+            f"#!{sys.executable}\nimport os, sys\nsys.path.insert(0, {str(ROOT / 'src')!r})\n"
+            f"os.environ['MYRIAD_LAB_GPU_JSON'] = {str(folder) + PATH!r}\n"
+            "from myriad.lab.double import nvidia_smi\nsys.exit(nvidia_smi.main())\n"
+        )
+        program.chmod(0o755)
+        self.boot("boot-1")
+        self.show()
+
+    def show(self, *faults: tuple[str, int | None, str | None]) -> None:
+        document = gpu_document("gpu7", MODEL, 8)
+        for kind, gpu, value in faults:
+            document = set_fault(document, kind, gpu=gpu, value=value)
+        bus = self.folder / PCI_DIR.lstrip("/")
+        shutil.rmtree(bus, ignore_errors=True)
+        for path, (content, _) in document_files(document).items():
+            target = self.folder / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+    def boot(self, boot_id: str) -> None:
+        target = self.folder / PROC_DIR.lstrip("/") / "sys/kernel/random/boot_id"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(boot_id + "\n")
+
+    def start(self) -> None:
+        root = str(self.folder)
+        env = {
+            "NODE_NAME": "gpu7", "KUBECONFIG": str(self._plane.kubeconfig), "INTERVAL_S": "0.5", "TOOL_TIMEOUT_S": "3",
+            "SYSFS": root + SYS_DIR, "PROCFS": root + PROC_DIR, "KERNEL_LOG": f"{root}{PROC_DIR}/kmsg",
+            "NVIDIA_SMI": f"{root}/bin/nvidia-smi", "PYTHONPATH": str(ROOT / "src"), "IMAGE": "",
+        }  # fmt: skip
+        self._plane.start("agent", [sys.executable, "-m", "myriad.agent"], env)
+
+    def until(self, true: Callable[[Record, set[str]], bool], timeout_s: float = 45) -> Record:
+        """The record as soon as it is so."""
+        end = time.monotonic() + timeout_s
+        while True:
+            node = self.api.get(NODES, "gpu7")
+            record = Record.of(node)
+            if true(record, own_taints(node)):
+                return record
+            assert time.monotonic() < end, f"{record}\n{(self._plane.work / 'logs' / 'agent.log').read_text()[-3000:]}"
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def doubles(plane: ControlPlane, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Doubles:
+    """Node gpu7 with its NodePortrait, as a site run leaves them, and its agent. No container tries the GPUs."""
+    definition = yaml.safe_load_all((ROOT / "roles/node_portrait/files/nodeportraits.yaml").read_text())
+    plane.apply([document for document in definition if document])
+    plane.kubectl("wait", "--for=condition=Established", "crd/nodeportraits.myriad.dev", "--timeout=30s")
+    labels = {"myriad.dev/pool": "doubles", "myriad.dev/rack": "hall1.b1.r1", "myriad.dev/gpu-expected": "8"}
+    spec = Spec(labels=labels, expected=EXPECTED).document()
+    plane.apply(
+        [{"apiVersion": "myriad.dev/v1alpha1", "kind": "NodePortrait", "metadata": {"name": "gpu7"}, "spec": spec}]
+    )
+    join(api, "u")
+    found = Doubles(plane, api, tmp_path_factory.mktemp("gpu7"))
+    found.start()
+    return found
+
+
+def join(api: Api, mark: str) -> None:
+    """The kubelet registers its Node: with its taint, without anybody's labels."""
+    amounts = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
+    api.create(
+        NODES,
+        {
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu7", "labels": {"joined": mark}},
+            "spec": {"taints": [{"key": GATE_TAINT, "effect": "NoSchedule"}]},
+        },
+    )  # fmt: skip
+    api.patch(NODES, "gpu7", {"status": {"capacity": amounts, "allocatable": amounts}}, subresource="status")
+
+
+def test_the_agent_opens_the_gate_of_its_node(doubles: Doubles) -> None:
+    record = doubles.until(lambda record, taints: record.open and not taints)
+    assert record.verdict.open and [check.check for check in record.checks][:3] == ["pci", "module", "versions"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "taint", "cause"),
+    [
+        ((("fabric", None, "in_progress"),), UNHEALTHY_TAINT, "the NVLink fabric is in-progress, although nvidia-smi"),
+        ((("ecc", 5, None),), UNHEALTHY_TAINT, "GPU 5: 2 uncorrected memory errors since the driver was loaded"),
+        ((("missing", 2, None),), GATE_TAINT, "7 of 8 GPUs are on the PCI bus"),
+        ((("nvml_mismatch", None, None),), GATE_TAINT, "the running module is 580.126.20, the library is 580.142"),
+        ((("hang", None, None),), UNHEALTHY_TAINT, "nvidia-smi -q -x does not answer within 3 s"),
+        ((("xid", 4, "79"),), UNHEALTHY_TAINT, "GPU 4: "),
+    ],
+    ids=["t11-fabric", "ecc", "count", "t05-nvml-mismatch", "hang", "xid-79"],
+)
+def test_t05_t11_faults_of_the_doubles_close_it(doubles: Doubles, faults: Any, taint: str, cause: str) -> None:
+    doubles.show(*faults)
+    record = doubles.until(lambda record, taints: taint in taints and record.verdict.cause.startswith(cause))
+    assert not record.open and record.verdict.next
+
+
+def test_it_opens_again_when_all_is_gone_and_the_error_report_was_dealt_with(doubles: Doubles) -> None:
+    doubles.show()
+    doubles.until(lambda record, taints: record.verdict.failing == ("xid",))
+    doubles.api.patch(NODES, "gpu7", {"metadata": {"annotations": {RUN_ANNOTATION: "after the reset"}}})
+    record = doubles.until(lambda record, taints: record.open and not taints)
+    assert record.run == "after the reset" and record.baseline
+
+
+def test_a_node_that_was_deleted_and_joins_again_gets_labels_and_gate_back_from_the_agent(doubles: Doubles) -> None:
+    doubles.api.delete(NODES, "gpu7")
+    time.sleep(1.0)
+    join(doubles.api, "again")
+    doubles.until(lambda record, taints: record.open and not taints)
+    labels = doubles.api.get(NODES, "gpu7")["metadata"]["labels"]
+    wanted = {"joined": "again", "myriad.dev/rack": "hall1.b1.r1", "myriad.dev/gpu-count": "8"}
+    assert labels.items() >= wanted.items()
+
+
+def test_t13_d7_a_new_boot_is_judged_anew(doubles: Doubles) -> None:
+    doubles.show(("counts", None, "7"))
+    doubles.boot("boot-2")
+    record = doubles.until(lambda record, taints: record.boot.startswith("boot-2"))
+    assert not record.open and not record.was_open
+    doubles.show()
+    assert doubles.until(lambda record, taints: record.open and not taints).boot.startswith("boot-2")
 
 
 def test_63_of_1250_agents_that_want_to_close_in_the_same_moment(api: Api) -> None:

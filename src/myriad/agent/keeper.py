@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -88,6 +88,7 @@ class Keeper:
         self._ask_after = float("-inf")
         self._registry: tuple[float, str] | None = None
         self._said: tuple[bool, str] | None = None
+        self._baseline: tuple[str, Mapping[str, int]] = ("", {})
 
     def keep(self, node: Json, expected: Expected, portrait: Portrait) -> Json | None:
         """Judge and write what differs. Returns the Node as written, None where nothing was.
@@ -123,7 +124,7 @@ class Keeper:
         more = Surroundings(
             registry_fault=None,
             probing=bool(self._settings.image),
-            baseline=health.seen(portrait) if due else (before.baseline if same_boot else {}),
+            baseline=health.seen(portrait) if due else self._dealt_with(before if same_boot else None, portrait),
             # Registry and images are asked for before a gate opens: an outage of the registry closes none.
             policy=due or not was_open or closed,
         )
@@ -155,6 +156,13 @@ class Keeper:
         changed = (record.open, record.held, record.verdict.cause) != (before.open, before.held, before.verdict.cause)
         since = self._now().strftime("%Y-%m-%dT%H:%M:%SZ") if changed or not before.since else before.since
         return replace(record, since=since), taints
+
+    def _dealt_with(self, before: Record | None, portrait: Portrait) -> Mapping[str, int]:
+        """Error reports that were dealt with in this boot; remembered here too, over a Node that was deleted."""
+        if before is not None:
+            self._baseline = (portrait.boot_id, before.baseline)
+        boot, baseline = self._baseline
+        return baseline if boot == portrait.boot_id else {}
 
     def _close(
         self, node: Json, expected: Expected, portrait: Portrait, record: Record, before: Record

@@ -325,6 +325,18 @@ def test_on_demand_old_error_reports_are_taken_as_dealt_with(world: World) -> No
     assert world.record.open and world.record.baseline == {"GPU-5/48": 1}
 
 
+def test_what_was_dealt_with_is_remembered_over_a_deleted_node_and_not_over_a_boot(world: World) -> None:
+    reported = portrait(gpus=[gpu(n, xids=(Xid(code=48),)) if n == 5 else gpu(n) for n in range(8)])
+    request(world, "after the reset")
+    world.look(reported)
+    world.look(reported)
+    world.api.put(NODES, node())
+    world.look(reported)
+    assert world.record.verdict.failing == ("devices",)
+    world.look(reported.model_copy(update={"boot_id": "boot-2"}))
+    assert "xid" in world.record.verdict.failing
+
+
 def test_the_registry_is_asked_before_the_gate_opens_and_not_afterwards(world: World) -> None:
     wanted = EXPECTED.model_copy(update={"registry": "10.0.0.1:5000"})
     world.registry_fault = "refused"
