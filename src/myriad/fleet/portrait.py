@@ -138,7 +138,10 @@ class Ecc(Group):
 
 
 class RowRemap(Group):
-    """Rows of memory replaced by spare ones. `pending`: takes a reset; `failure`: no spare rows are left."""
+    """Rows of memory replaced by spare ones; before Ampere, pages retired.
+
+    `pending`: takes a reset; `failure`: no spare rows are left.
+    """
 
     pending: bool
     failure: bool

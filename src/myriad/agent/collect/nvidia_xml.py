@@ -222,17 +222,24 @@ def _errors(element: ET.Element, span: str, *, corrected: bool) -> int | None:
 
 
 def _row_remap(element: ET.Element) -> RowRemap | None:
-    pending, failure = (
-        _text(element, "remapped_rows/remapped_row_pending"),
-        _text(element, "remapped_rows/remapped_row_failure"),
-    )
-    if not pending and not failure:
+    pending = _text(element, "remapped_rows/remapped_row_pending")
+    failure = _text(element, "remapped_rows/remapped_row_failure")
+    if pending or failure:
+        return RowRemap(
+            pending=pending.lower() == "yes",
+            failure=failure.lower() == "yes",
+            corrected=_whole(element, "remapped_rows/remapped_row_corr") or 0,
+            uncorrected=_whole(element, "remapped_rows/remapped_row_unc") or 0,
+        )
+    # Before Ampere whole pages were retired instead of rows.
+    retiring = _text(element, "retired_pages/pending_retirement")
+    if not retiring:
         return None
     return RowRemap(
-        pending=pending.lower() == "yes",
-        failure=failure.lower() == "yes",
-        corrected=_whole(element, "remapped_rows/remapped_row_corr") or 0,
-        uncorrected=_whole(element, "remapped_rows/remapped_row_unc") or 0,
+        pending=retiring.lower() == "yes",
+        failure=False,
+        corrected=_whole(element, "retired_pages/multiple_single_bit_retirement/retired_count") or 0,
+        uncorrected=_whole(element, "retired_pages/double_bit_retirement/retired_count") or 0,
     )
 
 
