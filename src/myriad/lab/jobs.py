@@ -24,6 +24,7 @@ Json = dict[str, Any]
 EXAMPLES = tuple(Path("docs/examples") / f"{name}.yml" for name in ("gang", "gang-second", "gang-huge"))
 SERVICES = Resource("", "v1", "services", "Service")
 TIMEOUT_S = 300.0
+WEBHOOK_S = 90.0
 GPU = "nvidia.com/gpu"
 
 
@@ -132,7 +133,17 @@ class Jobs:
                 _resource(item), str(item["metadata"]["name"]), item, kind="apply", namespace=example.namespace,
                 field_manager="myriad-lab", force=True,
             )  # fmt: skip
-        self.api.create(JOBS, example.job, namespace=example.namespace)
+        # A busy machine restarts Kueue now and then; its webhook answers again within the minute.
+        until = time.monotonic() + WEBHOOK_S
+        while True:
+            try:
+                self.api.create(JOBS, example.job, namespace=example.namespace)
+                return
+            except ApiError as error:
+                if error.status < 500 or "webhook" not in error.message or time.monotonic() > until:
+                    raise
+                self.detail(f"{example.name}: Kueue's webhook does not answer yet")
+                time.sleep(1.0)
 
     def _finish(self, example: Example, started: float) -> JobLine:
         """Wait until a job has ended."""
