@@ -78,7 +78,7 @@ def test_the_cause_beats_what_follows_from_it() -> None:
 def test_k2_a_failed_kubeadm_is_explained_by_the_kubelets_last_words() -> None:
     output = (
         "[kubelet-check] The kubelet is not healthy after 4m0.000838s\n"
-        "kubeadm init failed. The last words of the kubelet and of containerd:\n"
+        "kubeadm init failed. The last words of containerd and of the kubelet:\n"
         'E1129 run.go:72] "command failed" err="failed to run Kubelet: running with swap on is not supported, '
         'please disable swap or set --fail-swap-on flag to false"\n'
     )
