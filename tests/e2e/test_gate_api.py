@@ -180,6 +180,9 @@ class Doubles:
         }  # fmt: skip
         self._plane.start("agent", [sys.executable, "-m", "myriad.agent"], env)
 
+    def stop(self) -> None:
+        self._plane.stop("agent")
+
     def until(self, true: Callable[[Record, set[str]], bool], timeout_s: float = 45) -> Record:
         """The record as soon as it is so."""
         end = time.monotonic() + timeout_s
@@ -264,8 +267,10 @@ def test_a_node_that_was_deleted_and_joins_again_gets_labels_and_gate_back_from_
 
 
 def test_t13_d7_a_new_boot_is_judged_anew(doubles: Doubles) -> None:
+    doubles.stop()
     doubles.show(("counts", None, "7"))
     doubles.boot("boot-2")
+    doubles.start()
     record = doubles.until(lambda record, taints: record.boot.startswith("boot-2"))
     assert not record.open and not record.was_open
     doubles.show()
