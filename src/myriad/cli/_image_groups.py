@@ -19,6 +19,7 @@ from ansible.vars.manager import VariableManager
 from myriad.cli import _cluster as cluster
 from myriad.errors import MyriadError
 from myriad.fleet import Fleet
+from myriad.fleet.catalog import CATALOG
 from myriad.fleet.hardware import by_product
 from myriad.fleet.model import Host
 from myriad.fleet.portrait import Portrait
@@ -49,7 +50,7 @@ def groups_of(
             for group in found:
                 if pool in given:
                     group = replace(group, driver=given[pool], source="--driver")
-                elif not group.driver:
+                elif not group.driver and runs_cuda(group):
                     if described is None:
                         described = described_drivers(
                             inventory, [one for all_ in fleet.hosts_by_pool.values() for one in all_]
@@ -58,6 +59,12 @@ def groups_of(
                     group = replace(group, driver=version, source=source)
                 counted[group] += 1
     return [replace(group, nodes=nodes) for group, nodes in counted.items()]
+
+
+def runs_cuda(group: NodeGroup) -> bool:
+    """Whether NVIDIA's driver is asked for at all: not on other makers' cards."""
+    model = CATALOG.get(group.model)
+    return model is None or model.vendor == "nvidia"
 
 
 def measured(host: Host, portrait: Portrait) -> list[NodeGroup]:

@@ -35,6 +35,9 @@ from myriad.inventory import read_inventory
 _NARROWEST = 48
 """Fewest columns for a sentence beside the columns of its line; with less it goes below them."""
 
+_HOPELESS = ("no-gpu", "no-nvidia-gpu", "cpu-architecture")
+"""Rules against which no variant of an image helps."""
+
 
 def add(app: typer.Typer) -> None:
     """Add the subcommand."""
@@ -91,7 +94,7 @@ def named_image(name: str, folder: Path) -> ImageFacts:
     raise InputError(
         f'there is no image "{name}"{did_you_mean(name, known)}',
         where=str(folder),
-        hint=f"known: {', '.join(known) or 'none'}; or a variant by its versions, as pytorch-2.12-cu126",
+        hint="a folder with image.yml, or a variant by its versions, as pytorch-2.12-cu126",
     )
 
 
@@ -158,11 +161,11 @@ def _notes(image: ImageFacts, verdicts: Sequence[Verdict], width: int | None) ->
         for warning in one.warnings:
             by_warning.setdefault(warning, []).append(one.group.pool)
     for warning, pools in by_warning.items():
-        told += _wrapped("warning   ", f"{warning} ({', '.join(dict.fromkeys(pools))})", width)
+        told += _wrapped("warning   ", f"{', '.join(dict.fromkeys(pools))}: {warning}", width)
     missing = uncovered(image) if image.needs_gpu else ()
     if missing:
         told += _wrapped("warning   ", f"image.yml wants {', '.join(missing)}, which it has no code for", width)
-    if any(one.group.source == LOCKED for one in verdicts):
+    if any(map(_star, verdicts)):
         told += _wrapped(
             "*         ",
             "the driver that `myriad site` installs where a host has none; for what runs: --kubeconfig or --driver",
@@ -170,7 +173,7 @@ def _notes(image: ImageFacts, verdicts: Sequence[Verdict], width: int | None) ->
         )
     shared = _shared(image, verdicts)
     if shared:
-        told += _wrapped("fix       ", f"{shared} runs on all of them", width)
+        told += _wrapped("fix       ", f"{shared} runs on all pools that can run CUDA for this processor", width)
     condition, why = _condition(image)
     if condition:
         # Never wrapped: it is made to be copied.
@@ -186,8 +189,14 @@ def _fix_word(one: Verdict) -> str:
     return "next" if one.rule in ("driver-unknown", "driver-incomplete") else "smallest fix"
 
 
+def _driver(one: Verdict) -> str:
+    if one.rule in ("no-gpu", "no-nvidia-gpu"):
+        return ""
+    return f"driver {one.group.driver or 'not known'}{_star(one)}"
+
+
 def _star(one: Verdict) -> str:
-    return "*" if one.group.source == LOCKED else ""
+    return "*" if one.group.source == LOCKED and one.image.needs_gpu else ""
 
 
 def _label(one: Verdict, verdicts: Sequence[Verdict]) -> str:
@@ -218,9 +227,10 @@ def _wrapped(head: str, sentence: str, width: int | None) -> list[str]:
 
 def _shared(image: ImageFacts, verdicts: Sequence[Verdict]) -> str:
     """Name of the one variant that runs where this image does not run everywhere; empty without one."""
-    if len(verdicts) < 2 or all(one.runs for one in verdicts):
+    able = [one for one in verdicts if one.rule not in _HOPELESS]
+    if len(able) < 2 or all(one.runs for one in able):
         return ""
-    found = common_variant(image, [one.group for one in verdicts])
+    found = common_variant(image, [one.group for one in able])
     return variant_name(found, image.name) if found is not None else ""
 
 
