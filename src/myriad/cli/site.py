@@ -55,8 +55,10 @@ def site(
     if json_:
         emit_json(_document(run, code, closed))
     else:
+        from myriad.cli.status import trouble
+
         for node in closed:
-            console.print(f"{node['node']}  takes no work: {node.get('cause') or 'gate closed'}", markup=False)
+            console.print(f"{node['node']}  takes no work: {trouble(node)}", markup=False)
         console.print(_sentence(run, code, closed), markup=False)
     raise typer.Exit(code)
 

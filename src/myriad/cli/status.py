@@ -55,7 +55,7 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
                 f"{expected} / {node['allocatable_gpus']}",
                 str(node["used_gpus"]),
                 node["gate"],
-                escape(_trouble(node)),
+                escape(trouble(node)),
             )
         cluster.print_table(table)
     console.print(
@@ -80,7 +80,8 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
         console.print(f"not steered   {', '.join(report['queues_not_steered'])}", markup=False)
 
 
-def _trouble(node: dict[str, Any]) -> str:
+def trouble(node: dict[str, Any]) -> str:
+    """Why a node of `status_report` takes no work, in one line; empty where it does."""
     if node["takes_work"]:
         return ""
     causes = []
