@@ -279,3 +279,14 @@ def test_the_brake_is_let_go_and_what_it_held_is_said(cluster: Cluster) -> None:
     }
     failed = run("--release", "h10").exception
     assert isinstance(failed, InputError) and str(failed).startswith('the brake of pool "h10" never closed')
+
+
+def test_a_line_of_status_names_the_cause_and_the_verb_that_shows_the_rest() -> None:
+    from myriad.cli.status import trouble
+
+    line: Json = {
+        "node": "gpu3", "takes_work": False, "ready": True, "cordoned": False, "gate": "closed",
+        "gate_reason": ECC.cause, "allocatable_gpus": 0,
+    }  # fmt: skip
+    assert trouble(line) == "GPU 5: 2 uncorrected memory errors (myriad gate gpu3), no GPU allocatable"
+    assert trouble({**line, "takes_work": True}) == ""
