@@ -461,6 +461,23 @@ def test_a_recording_reads_as_its_machine(tmp_path: Path) -> None:
     assert "loading NVIDIA" in yaml.safe_load((tmp_path / "files.yml").read_text())["/dev/kmsg"]
 
 
+def test_a_recording_names_no_card(tmp_path: Path) -> None:
+    card, piece = "GPU-513536b6-7d19-9063-b049-1e69664bb298", "MIG-fcbfc3ed-0b5b-5d2b-9b1c-0d2f6a6a1a11"
+    query = f"<serial>1650522003820</serial><uuid>{card}</uuid>"
+    fake = Fake(commands={"a": Done(0, query), "b": Done(0, f"(UUID: {card})\n(UUID: {piece})"),
+                          "c": Done(0, "\tSerial Number                  : 1020D0A12\n")})  # fmt: skip
+    recorder = Recorder(fake)
+    for name in ("a", "b", "c"):
+        recorder.run([name], timeout_s=1)
+    recorder.save(tmp_path)
+    said = [path.read_text() for path in sorted(tmp_path.glob("*.out"))]
+    assert said == [
+        "<serial>0000000000000</serial><uuid>GPU-00000000-0000-4000-8000-000000000000</uuid>",
+        "(UUID: GPU-00000000-0000-4000-8000-000000000000)\n(UUID: MIG-00000000-0000-4000-8000-000000000001)",
+        "\tSerial Number                  : 000000000\n",
+    ]
+
+
 def test_a_folder_without_a_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no recorded machine"):
         Recorded(tmp_path)

@@ -323,14 +323,15 @@ class Recorder:
         return text
 
     def save(self, folder: Path) -> None:
-        """Write the folder that `Recorded` reads."""
+        """Write the folder that `Recorded` reads, without what names the machine or its cards."""
         folder.mkdir(parents=True, exist_ok=True)
         commands = []
+        known: dict[str, str] = {}
         for number, (argv, done) in enumerate(self._commands.items()):
             entry: dict[str, Any] = {"argv": list(argv), "rc": done.rc}
             if done.stdout:
                 entry["stdout_file"] = f"{number:02}-{argv[0].rpartition('/')[2]}.out"
-                (folder / entry["stdout_file"]).write_text(done.stdout)
+                (folder / entry["stdout_file"]).write_text(_anonymous(done.stdout, known))
             entry |= {key: text for key, text in (("stderr", done.stderr), ("fault", done.fault)) if text}
             commands.append(entry)
         # A folder that was listed and then entered is no file.
@@ -338,6 +339,16 @@ class Recorder:
         files = {path: text for path, text in sorted(self._files.items()) if path not in parents}
         (folder / "commands.yml").write_text(yaml.safe_dump(commands, sort_keys=False))
         (folder / "files.yml").write_text(yaml.safe_dump(files, sort_keys=False))
+
+
+_UUID = re.compile(r"(?<=[GM][PI][UG]-)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SERIAL = re.compile(r"(<serial>|<pdi>0x|Serial Number\s*: )([0-9A-Za-z]+)")
+
+
+def _anonymous(text: str, known: dict[str, str]) -> str:
+    """Serial numbers as zeros, UUIDs numbered in the order in which they are met: the same one stays the same."""
+    text = _UUID.sub(lambda m: known.setdefault(m[0], f"00000000-0000-4000-8000-{len(known):012d}"), text)
+    return _SERIAL.sub(lambda m: m[1] + "0" * len(m[2]), text)
 
 
 def _yaml(path: Path) -> Any:
