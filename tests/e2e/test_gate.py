@@ -170,16 +170,24 @@ def test_the_gate_opens_when_the_faults_are_gone_and_a_container_has_opened_ever
     assert pods.strip() == "", "the probe leaves no pod behind"
 
 
+DOUBLE = "/usr/local/lib/myriad-lab"
+DEAD_NODE = (
+    f"major=$(PYTHONPATH={DOUBLE}/double python3 -c 'from myriad.lab.double.node import dead_major; print(dead_major())') "
+    "&& rm /dev/nvidia3 && mknod -m 666 /dev/nvidia3 c $major 3"
+)
+"""A device file that nobody serves, made behind the back of driver and device plugin: only a container notices."""
+
+
 def test_a_device_file_that_does_not_open_in_a_container_closes_the_gate(lab: Lab, story: dict[str, Json]) -> None:
     assert story["after"]["ok"]
-    fault(SICK, "device_node", "--gpu", "3")
+    lab.ssh(SICK, DEAD_NODE)
     try:
         report = gate(SICK, "--run")
         assert report["gate"] == "closed" and report["taints"] == [GATE]
         assert check_of(report, "devices")["found"] == 7
         assert "nvidia3: ENXIO: No such device or address" in report["cause"]
     finally:
-        fault(SICK, "device_node", "--gpu", "3", "--clear")
+        lab.ssh(SICK, f"rm -f /dev/nvidia3; {DOUBLE}/gpu-double apply")
     assert gate(SICK, "--run")["ok"]
 
 
