@@ -171,10 +171,8 @@ def test_the_gate_opens_when_the_faults_are_gone_and_a_container_has_opened_ever
 
 
 DOUBLE = "/usr/local/lib/myriad-lab"
-DEAD_NODE = (
-    f"major=$(PYTHONPATH={DOUBLE}/double python3 -c 'from myriad.lab.double.node import dead_major; print(dead_major())') "
-    "&& rm /dev/nvidia3 && mknod -m 666 /dev/nvidia3 c $major 3"
-)
+DEAD_MAJOR = f"PYTHONPATH={DOUBLE}/double python3 -c 'from myriad.lab.double import node; print(node.dead_major())'"
+DEAD_NODE = f"rm /dev/nvidia3 && mknod -m 666 /dev/nvidia3 c $({DEAD_MAJOR}) 3"
 """A device file that nobody serves, made behind the back of driver and device plugin: only a container notices."""
 
 
