@@ -39,7 +39,9 @@ __all__ = [
 ]
 
 _LOCAL = re.compile(r"(?P<version>\d+(\.\d+)+)(\+cu(?P<cuda>\d{3}))?(\+cpu)?")
-_VARIANT = re.compile(r"(?P<family>[a-z][a-z0-9-]*?)(-(?P<torch>\d+\.\d+(\.\d+)?)-cu(?P<cu>\d{3})|-(?P<cuda>\d{2}\.\d+))")
+_VARIANT = re.compile(
+    r"(?P<family>[a-z][a-z0-9-]*?)(-(?P<torch>\d+\.\d+(\.\d+)?)-cu(?P<cu>\d{3})|-(?P<cuda>\d{2}\.\d+))"
+)
 
 
 def verdict(image: ImageFacts, group: NodeGroup, *, facts: Facts | None = None, today: date | None = None) -> Verdict:
