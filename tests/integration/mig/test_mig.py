@@ -31,9 +31,9 @@ NAME = f"myriad-test-mig-{os.getpid()}"
 SEVEN = ["1g.10gb"] * 7
 HALVES = ["3g.40gb", "3g.40gb"]
 UNITS = {
-    "kubelet": "ExecStart=/bin/sh -c 'nvidia-smi -L > /var/log/kubelet-found; exec sleep infinity'",
+    "kubelet": "ExecStartPre=/bin/sh -c 'nvidia-smi -L > /var/log/kubelet-found'\nExecStart=/bin/sleep infinity",
     "nvidia-dcgm": "RuntimeDirectory=myriad-lab/gpu-clients\n"
-    "ExecStart=/bin/sh -c 'touch /run/myriad-lab/gpu-clients/dcgm; exec sleep infinity'",
+    "ExecStartPre=/bin/touch /run/myriad-lab/gpu-clients/dcgm\nExecStart=/bin/sleep infinity",
 }
 CRICTL = """#!/bin/sh
 case "$*" in *" pods "*) cat /var/lib/pods.json ;; esac
