@@ -27,7 +27,8 @@ class ActionModule(ActionBase):
         try:
             result.update(self._carry_out(args))
         except MyriadError as error:
-            raise AnsibleActionFail(str(error)) from error
+            # Without the chain, which ansible would print a second time.
+            raise AnsibleActionFail(str(error)) from None
         return result
 
     def _carry_out(self, args: dict[str, Any]) -> dict[str, Any]:

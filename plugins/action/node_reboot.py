@@ -45,9 +45,10 @@ class ActionModule(ActionBase):
                 result.update(self._rebooted(args, task_vars))
         except NotBackError as error:
             # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
-            raise AnsibleConnectionFailure(str(error)) from error
+            result.update(unreachable=True, msg=str(error))
         except MyriadError as error:
-            raise AnsibleActionFail(str(error)) from error
+            # Without the chain, which ansible would print a second time.
+            raise AnsibleActionFail(str(error)) from None
         return result
 
     def _looked(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _sentence(run: RunResult, back: list[str]) -> str:
         return f"reboot failed on {failed}, {many} rebooted before: {run.seconds:.0f} s"
     if run.exit_code == 3:
         return f"not back: {', '.join(run.unreachable_hosts)}; {many} rebooted and back at work: {run.seconds:.0f} s"
-    return f"{many} rebooted and back at work: {run.seconds:.0f} s"
+    return f"{many} rebooted and back at work: {run.seconds:.0f} s" if back else "no node needed a reboot"
 
 
 def _give_back(nodes: list[str], kubeconfig: str | None) -> None:

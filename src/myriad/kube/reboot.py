@@ -138,9 +138,8 @@ class Plan:
     def text(self) -> str:
         """As people read it."""
         count, total = len(self.order), len(self.order) + len(self.left)
-        lines = [
-            f"reboot of {count} of {total} nodes in {len(self.batches)} batches" if count else "no node is rebooted"
-        ]
+        batches = "1 batch" if len(self.batches) == 1 else f"{len(self.batches)} batches"
+        lines = [f"reboot of {count} of {total} nodes in {batches}" if count else "no node is rebooted"]
         for number, batch in enumerate(self.batches, start=1):
             for index, name in enumerate(batch):
                 head = f"batch {number}" if index == 0 else ""
