@@ -61,7 +61,9 @@ def require_cuda(image: ImageFacts, facts: Facts | None = None) -> str:
     compiled = capabilities(image, table)
     if floor is None or not compiled:
         missing = "a driver floor for it" if floor is None else "what it is compiled for"
-        raise ValueError(f"{image.what}: the facts do not have {missing}, so {VARIABLE} cannot be computed")
+        raise ValueError(f"{image.what}: the facts do not have {missing}, so there is no {VARIABLE}")
+    if image.cuda_compat and own is None:
+        raise ValueError(f"{image.what}: from which driver its cuda-compat is, is not known: no {VARIABLE}")
     level = f"cuda>={major(image.cuda)}.0"
     # CUDA 11.0 itself came with a driver older than the one from which all of 11.x runs.
     least = floor if own is None or at_least(own, floor) else own

@@ -257,20 +257,28 @@ def _compat_package(image: ImageFacts, group: NodeGroup, card: Card, facts: Fact
     The container toolkit loads it where its own branch is newer than the driver's (libnvidia-container,
     src/cli/compat_mode.c), also where minor-version compatibility would have done.
     """
-    own = facts.native_driver(image.cuda)
-    if not image.cuda_compat or own is None or major(group.driver) >= major(own):
+    if not image.cuda_compat:
         return None
-    cuda, branch, row = minor(image.cuda), major(group.driver), facts.forward_row(image.cuda)
-    if card.kind in ("consumer", "workstation"):
-        why = (
-            "which NVIDIA names no workstation card for (select NGC Server Ready ones only)"
-            if card.kind == "workstation"
-            else "which is for data-centre GPUs only"
-        )
+    own, cuda = facts.native_driver(image.cuda), minor(image.cuda)
+    if own is None:
+        return "unknown", "forward-branch", f"from which driver cuda-compat for CUDA {cuda} is, is not known", "forward"
+    if major(group.driver) >= major(own):
+        return None
+    branch, row = major(group.driver), facts.forward_row(image.cuda)
+    if card.kind == "consumer":
         return (
             "refused",
             "forward-hardware",
-            f"the image's cuda-compat would be loaded on {card.name}: CUDA error 804, forward compatibility, {why}",
+            f"the image's cuda-compat would be loaded on {card.name}: CUDA error 804, forward compatibility, "
+            "which is for data-centre GPUs only",
+            "forward",
+        )
+    if card.kind == "workstation":
+        return (
+            "unknown",
+            "forward-hardware",
+            f"the image's cuda-compat would be loaded on {card.name}: forward compatibility is for select NGC Server "
+            "Ready workstation cards, which NVIDIA does not list (CUDA error 804 on others)",
             "forward",
         )
     if card.kind == "unknown":

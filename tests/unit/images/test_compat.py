@@ -72,14 +72,17 @@ TABLE = [
     ("545.23.08", A100, "cuda-12.8+compat", "refused", "forward-branch", "cuda-images"),
     ("560.35.05", H100, "cuda-13.0+compat", "refused", "forward-branch", "cuda-images"),
     ("470.82.01", A100, "cuda-12.9+compat", "refused", "forward-branch", "cuda-images"),
-    ("560.35.05", H100, "cuda-13.1+compat", "unknown", "forward-branch", "cuda-images"),
+    ("575.57.08", H100, "cuda-13.1+compat", "forward-compat", "forward-branch", "cuda-images"),
+    ("560.35.05", H100, "cuda-13.1+compat", "refused", "forward-branch", "cuda-images"),
+    ("595.45.04", H100, "cuda-13.3+compat", "unknown", "forward-branch", "cuda-images"),
+    ("595.45.04", H100, "cuda-13.4.1+compat", "unknown", "forward-branch", "forward"),
     # The package is not loaded where the driver's branch is as new as its own: plain rules again.
     ("580.126.20", R4090, "cuda-13.0+compat", "native", "driver-floor", "release-notes"),
     ("570.26", R4090, "cuda-12.8.1+compat", "minor-version", "minor-version", "minor-version"),
     # Error 804: cuda-compat would be loaded on a card that it is not for, although minor-version would do.
     ("550.54.14", R4090, "cuda-12.8+compat", "refused", "forward-hardware", "forward"),
     ("535.309.01", R3090, "cuda-13.0+compat", "refused", "forward-hardware", "forward"),
-    ("550.54.14", A6000, "cuda-12.8+compat", "refused", "forward-hardware", "forward"),
+    ("550.54.14", A6000, "cuda-12.8+compat", "unknown", "forward-hardware", "forward"),
     # Code for the card: what the wheels are compiled for.
     ("535.309.01", V100, "pytorch-2.12-cu130", "refused", "arch-missing", "torch-archs"),
     ("580.126.20", V100, "pytorch-2.11-cu128", "refused", "arch-missing", "torch-archs"),
