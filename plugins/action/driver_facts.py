@@ -37,8 +37,10 @@ class ActionModule(ActionBase):
             result.update(found)
             return result
         told = decided.to_dict()
-        if found.get("fetch_error") and decided.action in (*CHANGING, "refused"):
-            told = refused(told, found["fetch_error"], args.get("repository", ""))
+        error = found.get("fetch_error") or ""
+        # A signature is believed or nothing is installed; an old index matters when something lacks.
+        if error and (decided.action == "refused" or (decided.action in CHANGING and "signing key" in error)):
+            told = refused(told, error, args.get("repository", ""))
         result.update(found, plan=told)
         if told["action"] in CHANGING:
             # Said when something is done, not on every run after it.

@@ -88,7 +88,8 @@ def test_c4_check_foretells_and_the_run_installs_the_set_with_the_fabric_manager
     check = node.role(inputs, "--check", "--diff")
     assert check.code == 0, check.output[-3000:]
     assert driver_packages(node) == {}
-    assert f"nvidia-fabricmanager {DRIVER}-1" in check.said
+    assert "after: package nvidia-fabricmanager" in check.said
+    assert f"+{DRIVER}-1" in check.said
 
     run = node.role(inputs)
     assert run.code == 0, run.output[-3000:]
