@@ -31,8 +31,8 @@ from myriad.images.compat_types import ImageFacts
 
 VARIABLE = "NVIDIA_REQUIRE_CUDA"
 DATA_CENTER_BRANDS = ("tesla", "nvidia")
-"""What NVML calls data-centre boards: "tesla" up to Volta and Turing, "nvidia" since. Workstation and consumer boards
-are nvidiartx, quadro, quadrortx, geforce, geforcertx, titan (internal/requirements/image.go)."""
+"""What the driver calls data-centre boards: "Tesla" on old drivers, "NVIDIA" since. Others are NVIDIA RTX, Quadro,
+Quadro RTX, GeForce, GeForce RTX or Titan, lower case and without blanks (internal/requirements/image.go)."""
 
 _CONDITION = re.compile(r"(?P<key>[^<>=!]+)(?P<operator>[<>=!]+)(?P<value>.*)")
 _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from myriad.fleet.catalog import CATALOG
@@ -9,6 +12,8 @@ from myriad.images.compat_facts import at_least, dotted, facts, major, minor
 from myriad.stack.lock import load_lock, load_rules
 
 FACTS = facts()
+MACHINES = Path(__file__).parents[2] / "fixtures/machines"
+RECORDED = sorted(MACHINES.glob("recorded-*/nvidia-smi-q-x.xml"))
 
 
 def test_every_table_names_a_source() -> None:
@@ -50,6 +55,14 @@ def test_the_driver_of_each_toolkit(cuda: str, driver: str | None) -> None:
 )
 def test_the_level_that_a_driver_reports(driver: str, level: str | None) -> None:
     assert FACTS.level_of(driver) == level
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+def test_recorded_machines_report_the_level_that_the_table_gives(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    driver, level = (re.search(f"<{key}>([^<]+)<", text) for key in ("driver_version", "cuda_version"))
+    assert driver is not None and level is not None
+    assert FACTS.level_of(driver[1]) == level[1]
 
 
 def test_every_wheel_has_its_code_and_every_build_a_wheel() -> None:
