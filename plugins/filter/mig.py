@@ -9,6 +9,7 @@ description:
   - C(mig_layouts) gives the profiles of each GPU of a node by index; an empty list is a whole card. Empty for a pool
     without C(mig).
   - C(has_mig) tells whether the pool of a node says C(mig); C(mig) whole turns slices back into cards.
+  - C(shared_pools) is how many pods share one GPU, by pool.
   - C(mig_strategy) is the device plugin's strategy, C(none) where no pool is cut.
 """
 
@@ -63,9 +64,20 @@ def mig_strategy(pools: Mapping[str, Any] | None) -> str:
     return "none"
 
 
+def shared_pools(pools: Mapping[str, Any] | None) -> dict[str, int]:
+    """How many pods share one GPU, for pools that share."""
+    counts = {name: _pool(pools or {}, name).sharing.replicas for name in pools or {}}
+    return {name: count for name, count in counts.items() if count > 1}
+
+
 class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Any]:
         """Filters by name."""
-        return {"mig_layouts": mig_layouts, "has_mig": has_mig, "mig_strategy": mig_strategy}
+        return {
+            "mig_layouts": mig_layouts,
+            "has_mig": has_mig,
+            "shared_pools": shared_pools,
+            "mig_strategy": mig_strategy,
+        }

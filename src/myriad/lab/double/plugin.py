@@ -59,7 +59,7 @@ class Options:
     @classmethod
     def from_environment(cls, environ: dict[str, str]) -> Options:
         """MYRIAD_LAB_GPU_JSON, MYRIAD_LAB_PLUGIN_DIR, MYRIAD_LAB_RESOURCE, MYRIAD_LAB_INTERVAL_S, MYRIAD_LAB_CDI,
-        MIG_STRATEGY (none, single or mixed), MYRIAD_LAB_REPLICAS.
+        MIG_STRATEGY (none, single or mixed), CONFIG_FILE (as the vendor's plugin reads it, in JSON: sharing only).
 
         Raises:
             ValueError: MIG_STRATEGY is none of the three.
@@ -73,9 +73,18 @@ class Options:
             resource=environ.get("MYRIAD_LAB_RESOURCE", cls.resource),
             interval_s=float(environ.get("MYRIAD_LAB_INTERVAL_S", cls.interval_s)),
             mig_strategy=strategy,
-            replicas=int(environ.get("MYRIAD_LAB_REPLICAS") or 1),
+            replicas=_replicas(environ.get("CONFIG_FILE", "")),
             cdi=Path(environ.get("MYRIAD_LAB_CDI", str(cls.cdi))),
         )
+
+
+def _replicas(path: str) -> int:
+    """Replicas of the first resource that a configuration shares; 1 without a configuration."""
+    if not path:
+        return 1
+    sharing = json.loads(Path(path).read_text()).get("sharing", {})
+    shared = sharing.get("timeSlicing", {}).get("resources", [])
+    return int(shared[0]["replicas"]) if shared else 1
 
 
 @dataclass(frozen=True)
