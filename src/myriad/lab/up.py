@@ -81,12 +81,15 @@ class Bringup:
         verdict = self.preflight(shown=after_make)
         self.paths.make()
         state = load_state(self.paths) or LabState(name=self.name)
-        network = ".".join(verdict.subnet.split(".")[:3])
         state.name = state.network = self.name
-        state.subnet, state.gateway = verdict.subnet, f"{network}.1"
-        save_state(self.paths, state)
+        self._settle(state, verdict)
         settings = read_settings()
         client, image, bundle = self.ready(state, settings)
+        # A bundle that is built takes its time, and somebody else's network may stand where this one should.
+        again = judge(gather(dict(os.environ), network=self.name))
+        if again.subnet and again.subnet != state.subnet:
+            self.display.say(f"{state.subnet} was taken meanwhile; the nodes stand in {again.subnet}")
+            self._settle(state, again)
         wanted = read_nodes(self.inventory, state.subnet)
         with self.phase(state, "nodes") as phase:
             self.display.detail(" ".join(node.name for node in wanted))
@@ -104,6 +107,11 @@ class Bringup:
             phase.result = " ".join(names if made else [*(node.name for node in wanted), are])
         write_env(self.paths, {name: bundle.file_path(name) for name in ("kubectl", "helm") if bundle.has_file(name)})
         return state, wanted
+
+    def _settle(self, state: LabState, verdict: Verdict) -> None:
+        """The subnet that the preflight found, on record."""
+        state.subnet, state.gateway = verdict.subnet, verdict.subnet.rpartition(".")[0] + ".1"
+        save_state(self.paths, state)
 
     def ready(self, state: LabState, settings: Settings) -> tuple[docker.DockerClient, str, Bundle]:
         """Engine, bundle and node image: what is the same for every lab of this machine.

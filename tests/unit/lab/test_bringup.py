@@ -18,10 +18,11 @@ from myriad.agent.gate import Check
 from myriad.agent.report import GATE_ANNOTATION, Record
 from myriad.errors import MyriadError
 from myriad.fleet.labels import GATE_TAINT
-from myriad.lab import down, engine, machine
+from myriad.lab import down, engine, machine, up
 from myriad.lab.display import Display, duration, row
 from myriad.lab.events import Progress, Tail
 from myriad.lab.jobs import EXAMPLES, places, read_example, reason, size
+from myriad.lab.preflight import Verdict
 from myriad.lab.shellenv import env_text, write_env
 from myriad.lab.site import command
 from myriad.lab.state import LabPaths, clone_root
@@ -29,6 +30,7 @@ from myriad.lab.testing import run_tests, split, was_up
 from myriad.lab.topology import LabNode
 from myriad.lab.up import guarded, next_steps, page_address
 from myriad.lab.verdict import node_verdicts, table
+from myriad.stack.bundle import Bundle, Manifest
 
 CLONE = Path(__file__).resolve().parents[3]
 GPU1 = LabNode("gpu1", "10.77.0.11", 8, "H100-SXM5-80GB", "hall1/b1/r1")
@@ -386,3 +388,20 @@ def test_tests_that_need_only_an_engine_run_before_the_lab_is_up() -> None:
         ["tests/e2e"],
     )
     assert split(["-k", "gang", "tests/e2e"]) == (["-k", "gang"], [], ["tests/e2e"])
+
+
+def test_a_subnet_that_was_taken_while_the_bundle_was_built_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([Verdict((), "10.77.0.0/24", ""), Verdict((), "10.80.0.0/24", "")])
+    monkeypatch.setattr(up, "judge", lambda _facts: next(found))
+    monkeypatch.setattr(up, "gather", lambda _env, network: network)
+    empty = Manifest(schema=1, myriad="0", arch="amd64", lock_sha256="", versions={}, files=[], images=[])
+    monkeypatch.setattr(up.Bringup, "ready", lambda *_: (None, "image", Bundle(tmp_path, empty)))
+    made: list[str] = []
+    monkeypatch.setattr(up.nodes, "ensure_nodes", lambda _client, state, *_, **__: made.append(state.gateway) or [])
+    shown, out = display()
+    state, wanted = up.Bringup(CLONE, shown, paths=LabPaths(tmp_path)).nodes_up(after_make=True)
+    assert made == ["10.80.0.1"]
+    assert state.subnet == "10.80.0.0/24" and wanted[0].address == "10.80.0.10"
+    assert "10.77.0.0/24 was taken meanwhile; the nodes stand in 10.80.0.0/24" in out.getvalue()
