@@ -375,7 +375,8 @@ def reboot_fault(waiting):
     first = next(iter(waiting.values())).partition(": ")[2]
     return MigFault(
         f"reboot required: the MIG mode of GPU {numbers(waiting)} is pending ({first}). No slice exists until then. "
-        "Keep the node drained and reboot it: the layout is applied at boot, before the kubelet advertises devices",
+        "Keep the node drained and reboot it (`myriad reboot NODE`): the layout is applied at boot, before the kubelet "
+        "advertises devices",
         reboot=waiting,
     )
 
