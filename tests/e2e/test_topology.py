@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,9 @@ def until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def api() -> Api:
-    return connect(LAB / "kubeconfig", in_cluster=False)
+def api() -> Iterator[Api]:
+    with closing(connect(LAB / "kubeconfig", in_cluster=False)) as admin:
+        yield admin
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +61,11 @@ def switches(lab: Lab) -> Iterator[dict[str, str]]:
     """One switch a rack, cabled to the running nodes."""
     state = require_state(LabPaths(CLONE))
     nodes = read_nodes(CLONE / "inventories" / "lab", state.subnet)
-    client = docker.from_env()
-    yield switches_up(client, state, nodes)
-    switches_down(client, state, nodes)
+    with closing(docker.from_env()) as client:
+        try:
+            yield switches_up(client, state, nodes)
+        finally:
+            switches_down(client, state, nodes)
 
 
 @pytest.fixture(scope="module")

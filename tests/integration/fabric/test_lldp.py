@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import docker
@@ -23,8 +24,9 @@ NODES = [LabNode("gpu1", "", location="hall1/b1/r1"), LabNode("gpu2", "", locati
 
 
 @pytest.fixture(scope="module")
-def client() -> docker.DockerClient:
-    return docker.from_env()
+def client() -> Iterator[docker.DockerClient]:
+    with closing(docker.from_env()) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
