@@ -94,7 +94,7 @@ class Verdict:
 
     Attributes:
         level: how it runs, if it does.
-        rule: id of the rule that decided (the table in docs/adr/0018-image-verdicts.md).
+        rule: id of the rule that decided (the table in docs/adr/0020-image-verdicts.md).
         reason: the rule applied, as a sentence without a full stop.
         source: where the rule stands.
         fix: the smallest change after which it runs; empty where it runs, or where none is known.

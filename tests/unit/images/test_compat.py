@@ -169,7 +169,7 @@ RULES = {
 
 
 def test_the_decision_names_every_rule() -> None:
-    text = (Path(__file__).parents[3] / "docs/adr/0018-image-verdicts.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/adr/0020-image-verdicts.md").read_text(encoding="utf-8")
     assert {rule for rule in RULES if f"`{rule}`" not in text} == set()
 
 
