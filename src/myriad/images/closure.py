@@ -16,7 +16,7 @@ def needed_files(root: Path, modules: Sequence[str]) -> list[Path]:
     """The files below `root` (the folder that holds `myriad/`), sorted, as paths relative to it.
 
     A package that is named comes whole, with its data files; of an imported one come only the modules that are
-    imported.
+    imported, and the data files beside a module that it names in a string.
 
     Raises:
         InputError: a module that is named or imported does not exist.
@@ -41,8 +41,8 @@ def needed_files(root: Path, modules: Sequence[str]) -> list[Path]:
             if (root / parent / "__init__.py").is_file():
                 add(root / parent / "__init__.py")
         if path.suffix == ".py":
-            for imported in _imports(root, path):
-                add(imported)
+            for needed in (*_imports(root, path), *_data(path)):
+                add(needed)
     return sorted(path.relative_to(root) for path in found)
 
 
@@ -77,6 +77,15 @@ def _imports(root: Path, path: Path) -> Iterator[Path]:
                 submodule = _module_file(root, f"{module}.{alias.name}")
                 if submodule is not None:
                     yield submodule
+
+
+def _data(path: Path) -> Iterator[Path]:
+    """Files beside a module that are no code and whose name stands in it as a string: `catalogue.yml`."""
+    beside = {one.name: one for one in path.parent.iterdir() if one.is_file() and one.suffix not in {".py", ".pyc"}}
+    if beside:
+        for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in beside:
+                yield beside[node.value]
 
 
 def _module_file(root: Path, module: str) -> Path | None:

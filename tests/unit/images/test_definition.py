@@ -62,7 +62,7 @@ def test_an_image_gets_what_its_modules_import_and_no_more(tmp_path: Path) -> No
         top__a__main="def f():\n    from top.b import used\n",
         top__b__init="from .errors import Wrong\n",
         top__b__errors="class Wrong(Exception): ...\n",
-        top__b__used="import json\nfrom .. import c\n",
+        top__b__used="import json\nfrom .. import c\nTABLE = 'table.yml'\n",
         top__b__unused="",
         top__c="import top.d.e as e\n",
         top__d__init="",
@@ -70,6 +70,8 @@ def test_an_image_gets_what_its_modules_import_and_no_more(tmp_path: Path) -> No
         top__z="",
     )
     (root / "top" / "a" / "page.html").write_text("<p>")
+    (root / "top" / "b" / "table.yml").write_text("{}")
+    (root / "top" / "b" / "other.yml").write_text("{}")
     found = [path.as_posix() for path in needed_files(root, ["top.a"])]
     assert found == [
         "top/__init__.py",
@@ -78,6 +80,7 @@ def test_an_image_gets_what_its_modules_import_and_no_more(tmp_path: Path) -> No
         "top/a/page.html",
         "top/b/__init__.py",
         "top/b/errors.py",
+        "top/b/table.yml",
         "top/b/used.py",
         "top/c.py",
         "top/d/__init__.py",
