@@ -69,7 +69,7 @@ def stanza(uri: str, suites: str, components: str, keyring: str) -> str:
 def preferences(packages: Mapping[str, str]) -> str:
     """Pins that make the locked versions the only ones apt chooses.
 
-    1001 outweighs an installed newer version (apt_preferences(5)), so that a package which moved on comes back. What the
+    1001 outweighs an installed newer version (apt_preferences(5)), so a package that moved on comes back. What the
     set depends on by exact version and does not name itself follows the version that most of the set has: without that
     apt takes the newest of it, which does not fit.
     """
