@@ -399,3 +399,11 @@ def gpu_node(runtime_nodes: Nodes) -> Iterator[Node]:
     node.import_image(shell_image())
     yield node
     node.container.client.close()
+
+
+@pytest.fixture
+def tidy(gpu_node: Any) -> Iterator[Any]:
+    """The node, for tests after which no file of a role has changed."""
+    yield gpu_node
+    gpu_node.remove_pods()
+    gpu_node.sh("rm -f /etc/containerd/conf.d/99-* /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
