@@ -24,7 +24,7 @@ from myriad.agent.report import Record
 from myriad.agent.settings import Settings
 from myriad.agent.steady import Steady, carried
 from myriad.errors import MyriadError
-from myriad.fleet.node_labels import MIXED, derive_labels, is_complete
+from myriad.fleet.derived_labels import MIXED, derive_labels, is_complete
 from myriad.fleet.portrait import GPUS, Portrait, Spec, Summary, settle
 from myriad.kube.client import NODES, Api, ApiError
 from myriad.kube.watch import Watch

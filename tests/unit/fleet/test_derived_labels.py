@@ -11,7 +11,7 @@ import yaml
 
 from myriad.agent.collect.assemble import portrait_of
 from myriad.agent.collect.source import Recorded
-from myriad.fleet.node_labels import derive_labels, is_complete, label_value, layout
+from myriad.fleet.derived_labels import derive_labels, is_complete, label_value, layout
 from myriad.fleet.portrait import (
     Expected,
     Fabric,
