@@ -157,7 +157,12 @@ def objects(plugin):
     template = environment.from_string((folder / "templates" / "objects.yaml.j2").read_text())
 
     def render(**inputs):
-        given = {**defaults, "device_plugin_mig_strategy": "none", "device_plugin_image": "x@sha256:00"}
+        given = {
+            **defaults,
+            "device_plugin_mig_strategy": "none",
+            "device_plugin_image": "x@sha256:00",
+            "device_plugin_shared": {},
+        }
         found = list(yaml.safe_load_all(template.render({**given, **inputs})))
         daemon = next(item for item in found if item["kind"] == "DaemonSet")
         pod = daemon["spec"]["template"]["spec"]
