@@ -17,8 +17,8 @@ from myriad.agent.publish import NODE_PORTRAITS
 from myriad.cli import _cluster as cluster
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError, MyriadError
-from myriad.fleet.names import did_you_mean
 from myriad.fleet.derived_labels import derive_labels
+from myriad.fleet.names import did_you_mean
 from myriad.fleet.portrait import (
     GPUS,
     LEASE_NAMESPACE,
