@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import apiserver
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.lab,
     pytest.mark.timeout(240),
     pytest.mark.skipif(

@@ -19,7 +19,7 @@ import pytest
 
 from .conftest import CLONE, LAB, Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
 

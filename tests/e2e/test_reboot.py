@@ -15,7 +15,7 @@ import pytest
 
 from .conftest import CLONE, Lab, PlaybookRun, environment, playbook_command
 
-pytestmark = [pytest.mark.lab, pytest.mark.engine]
+pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.engine]
 
 MYRIAD = str(Path(sys.executable).with_name("myriad"))
 MARKS = ("myriad.dev/cordon-owner", "myriad.dev/reboot")

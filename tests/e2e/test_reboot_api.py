@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOSTS = {"gpu1": "r1", "gpu2": "r1", "gpu3": "r2"}
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.lab,
     pytest.mark.skipif(
         bool(apiserver.missing()),

@@ -27,7 +27,7 @@ from myriad.lab.topology import read_nodes
 
 from .conftest import CLONE, LAB, Lab, environment
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.timeout(600)]
 
 PORTRAITS = Resource("myriad.dev", "v1alpha1", "nodeportraits", "NodePortrait", namespaced=False)
 TAINT = "myriad.dev/gpu-not-ready"

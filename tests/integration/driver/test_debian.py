@@ -20,7 +20,7 @@ from .node import Node, driver_node
 from debian import Deb  # isort: skip
 from vendor import KERNEL, PCIE_L40S, PLACE, pci  # isort: skip
 
-pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.network, pytest.mark.timeout(2400)]
 
 LOCKED = next(
     found for found in load_lock().component("nvidia-driver").package_sets

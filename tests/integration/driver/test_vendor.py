@@ -14,7 +14,7 @@ from debian import Deb  # isort: skip
 from openpgp import MADE_AT, YEAR_S, Key  # isort: skip
 from vendor import DRIVER, NEWER, PLACE, driver_set  # isort: skip
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
 BOTH = [*driver_set(DRIVER, MADE_KERNEL), *driver_set(NEWER, MADE_KERNEL)]
 

@@ -17,7 +17,7 @@ from myriad.lab.state import Detected, HostRecord, LabState
 from myriad.lab.switches import switches_down, switches_up
 from myriad.lab.topology import LabNode
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(300)]
 
 NAME = "myriad-lldp-test"
 NODES = [LabNode("gpu1", "", location="hall1/b1/r1"), LabNode("gpu2", "", location="hall1/b1/r2")]

@@ -24,7 +24,7 @@ from myriad.lab import engine, fault, nodes
 from myriad.lab.double.document import PATH, set_fault
 from myriad.lab.topology import LabNode
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(300)]
 
 CLONE = Path(__file__).parents[3]
 NAME = f"myriad-test-mig-{os.getpid()}"

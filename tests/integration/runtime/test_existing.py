@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
 PACKAGED = "/usr/lib/systemd/system/containerd.service"
 #: What a package of a container engine leaves: its CRI plugin is off.

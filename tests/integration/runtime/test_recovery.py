@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
 DROP_IN = "/etc/containerd/conf.d/99-vendor.toml"
 RUNTIME = "plugins.'io.containerd.cri.v1.runtime'"
