@@ -11,7 +11,8 @@ from contextlib import suppress
 
 from ansible.plugins.loader import filter_loader, lookup_loader
 
-MODULES = ("myriad.inventory", "myriad.fleet", "myriad.stack.bundle", "myriad.kube.apply")
+# kubernetes.config is what every task that talks to the cluster reads its kubeconfig with: most of a second each.
+MODULES = ("myriad.inventory", "myriad.fleet", "myriad.stack.bundle", "myriad.kube.apply", "kubernetes.config")
 FILTERS = ("fleet_from_inventory", "artifact_items", "taints", "pod_cidr", "node_labels")
 
 
