@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from myriad.cli import build_app
 from myriad.symptoms import Catalogue, Symptom, catalogue, diagnose, diagnose_all
+from myriad.symptoms.catalogue import PLACEHOLDERS
 
 EXAMPLES: dict[str, list[dict[str, str]]] = yaml.safe_load(
     (Path(__file__).parent / "examples.yml").read_text(encoding="utf-8")
@@ -48,6 +52,24 @@ def test_sentences_are_filled_and_read_as_one(name: str, text: str) -> None:
             assert word not in sentence.split(), (word, sentence)
     assert not found.cause.endswith(".")
     assert found.sentence().startswith(found.cause)
+
+
+def test_the_next_commands_are_verbs_and_flags_that_myriad_has() -> None:
+    for symptom in catalogue().symptoms.values():
+        for step in symptom.next:
+            if step.startswith("myriad "):
+                words = shlex.split(step.partition("    #")[0].partition(";")[0].format(**PLACEHOLDERS), comments=False)
+                _parse(words[1:], symptom.id)
+
+
+def _parse(words: list[str], where: str) -> None:
+    command: Any = typer.main.get_command(build_app(words[0]))
+    context = None
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, f"{where}: {words[0]} is no verb"
+        context = command.make_context("myriad", words, resilient_parsing=True)
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(where, list(words), parent=context)
 
 
 def test_the_numbers_of_the_message_stand_in_the_cause() -> None:
@@ -103,6 +125,12 @@ def test_the_callers_place_breaks_a_tie() -> None:
         "MIG Mode\n        Current               : Disabled\n        Pending               : Disabled",
         "Xid is a message of the kernel module; line 79 of the manual",
         "[init] Using Kubernetes version: v1.35.4",
+        # The kernel says so of every module that is not its own, and loads it.
+        "nvidia: module verification failed: signature and/or required key missing - tainting kernel\n"
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.20",
+        "leader election: there is no leader yet, trying to acquire lease",
+        "NCCL INFO Using network Socket\nnode-3:802:950 [0] NCCL INFO comm 0x55 rank 3 nranks 8 - Init COMPLETE",
+        "Error 404: page not found; exit status 35",
     ],
 )
 def test_what_is_no_symptom_is_not_diagnosed(text: str) -> None:
