@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from myriad.agent import health
 from myriad.agent.advice import Advice, advise
+from myriad.agent.collect.pci import AMD, HUAWEI, NVIDIA, UNREAD
 from myriad.agent.probe import ProbeResult
 from myriad.agent.verdict import HEALTH, OWN_CAUSE, SETTLING, Check, Kubelet, Surroundings, Value, Verdict
 from myriad.fleet.portrait import DEVICE_NODES, FABRIC_MANAGER, GPUS, MODULE, NEIGHBOURS, PCI, Expected, Gpu, Portrait
@@ -141,9 +142,8 @@ class _Judging:
             advice = advise(self.portrait.fault(MODULE) if MODULE in self.portrait.observations else "", self.node)
             yield Check(
                 "module", self.expected.versions.driver or "loaded", None, False,
-                advice.cause or "the driver's kernel module is not loaded",
-                advice.next or f"ssh {self.node} 'modprobe nvidia; dmesg | grep -i nvrm | tail', then "
-                f"myriad site --limit {self.node}",
+                advice.cause or self._no_module(),
+                advice.next or self._load(),
             )  # fmt: skip
         else:
             yield Check("module", self.expected.versions.driver or "loaded", loaded, True)
@@ -156,6 +156,22 @@ class _Judging:
             "seen by the driver",
             f"ssh {self.node} 'dmesg | grep -i nvrm | tail' (why the driver leaves out a card of the bus)",
         )
+
+    def _unread(self) -> bool:
+        return bool(self.portrait.pci.gpus) and self.portrait.fault(GPUS) == UNREAD
+
+    def _no_module(self) -> str:
+        return UNREAD if self._unread() else "the driver's kernel module is not loaded"
+
+    def _load(self) -> str:
+        if self._unread():
+            return f"take {self.node} out of its pool in the inventory; its GPUs need another installer"
+        if _vendor(self.expected) == HUAWEI:
+            return (
+                f"ssh {self.node} 'lsmod | grep drv_; npu-smi info -t board -i 0; dmesg | grep -i davinci | tail' "
+                "(the driver's package and its version)"
+            )
+        return f"ssh {self.node} 'modprobe nvidia; dmesg | grep -i nvrm | tail', then myriad site --limit {self.node}"
 
     def _versions(self) -> Iterator[Check]:
         driver, wanted = self.portrait.driver, self.expected.versions
@@ -469,7 +485,8 @@ def registry_url(registry: str) -> str:
 
 
 def _vendor(expected: Expected) -> str:
-    return "19e5" if expected.resource.startswith("huawei.com/") else "10de"
+    makers = {"huawei.com": HUAWEI, "amd.com": AMD}
+    return makers.get(expected.resource.partition("/")[0], NVIDIA)
 
 
 def _reboot(node: str) -> str:

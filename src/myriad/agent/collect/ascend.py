@@ -116,7 +116,7 @@ def table(text: str) -> list[Chip]:
     upper: list[str] | None = None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) != 3 or not line.lstrip().startswith("|"):
+        if len(cells) != 3 or not all(cells) or not line.lstrip().startswith("|"):
             continue
         if _BUS.match(cells[1]) and upper is not None:
             chips.append(_chip(upper, cells))
@@ -136,10 +136,10 @@ def _chip(upper: list[str], lower: list[str]) -> Chip:
     gauges = {}
     values = upper[2].split()
     for position, gauge in ((0, "power_watts"), (1, "temperature_celsius")):
-        if len(values) > position and re.fullmatch(r"[\d.]+", values[position]):
+        if len(values) > position and re.fullmatch(r"[0-9]+(\.[0-9]+)?", values[position]):
             gauges[gauge] = float(values[position])
     cores = lower[2].split()
-    if cores and cores[0].isdigit():
+    if cores and cores[0].isdecimal():
         gauges["utilization_percent"] = float(cores[0])
     if total:
         gauges["memory_used_mib"] = float(used)

@@ -32,6 +32,8 @@ from myriad.fleet.portrait import (
     Vendor,
 )
 
+_ARCHITECTURES = {"ada": "ada-lovelace", "grace-hopper": "hopper"}
+"""The catalog's names where nvidia-smi has others: a GPU that does not say its own is not of another architecture."""
 _VENDORS: dict[str, Vendor] = {NVIDIA: "nvidia", HUAWEI: "ascend"}
 
 
@@ -67,7 +69,9 @@ def assemble(node: str, parts: Sequence[tuple[Collector, Findings]], at: str) ->
     bus = next((findings.pci for _one, findings in parts if findings.pci is not None), None)
     # Without the bus, whoever found GPUs is there; where nobody did, NVIDIA's tool has the word.
     answered = {gpu.vendor for _one, findings in parts for gpu in findings.gpus} or {"nvidia"}
-    present: set[Vendor] = {_VENDORS[gpu.vendor] for gpu in bus.gpus} if bus is not None else answered
+    present: set[Vendor] = (
+        {_VENDORS[gpu.vendor] for gpu in bus.gpus if gpu.vendor in _VENDORS} if bus is not None else answered
+    )
     found = Findings()
     for one, findings in parts:
         found.add(_relevant(one.name, findings, present))
@@ -119,7 +123,7 @@ def _joined(gpu: Gpu, found: Findings) -> Gpu:
     return gpu.model_copy(
         update={
             "model": model.name if model else "",
-            "architecture": gpu.architecture or (model.architecture if model else ""),
+            "architecture": gpu.architecture or _architecture(model),
             "memory_bandwidth_gb_s": model.bandwidth_gb_s if model else None,
             "pci_device": ids,
             "numa_node": slot.numa_node,
@@ -145,6 +149,10 @@ def _family(product: str) -> GpuModel | None:
         key=lambda model: len(model.name),
         default=None,
     )
+
+
+def _architecture(model: GpuModel | None) -> str:
+    return "" if model is None else _ARCHITECTURES.get(model.architecture, model.architecture)
 
 
 def _kind(gpu: Gpu, model: GpuModel | None, found: Findings) -> str | None:

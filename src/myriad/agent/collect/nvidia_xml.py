@@ -9,9 +9,10 @@ generation's names are read.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from myriad.agent.collect.base import Gauge, whole
@@ -27,6 +28,10 @@ LOST = re.compile(
 # cap and sync boost are ordinary. Names: nvidia-smi(1), "Clocks Event Reasons".
 SERIOUS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _BROKEN = ("gpu is lost", "unknown error", "err!", "gpu requires reset")
+# These two speak of the whole GPU in whichever field they stand; the others may be one sensor's.
+_WHOLE = ("gpu is lost", "gpu requires reset")
+# Without these a GPU is no use to anybody.
+_VITAL = ("product_name", "uuid", "fb_memory_usage/total")
 _UNKNOWN = (
     "",
     "n/a",
@@ -37,6 +42,11 @@ _UNKNOWN = (
 )
 NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 _GPU_BLOCK = re.compile(r"<gpu id=\"[^\"]*\">.*?</gpu>", re.DOTALL)
+_RECOVERIES = ("reset", "gpu reset", "reboot", "node reboot", "drain p2p")
+"""Recovery actions of newer drivers without which the GPU takes no new work; with "Drain and Reset" it still does.
+https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html"""
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_STRAY = re.compile(r"&(?!#?\w+;)")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -89,8 +99,12 @@ def read(*texts: str) -> Log | None:
         except ET.ParseError:
             root = None
         if root is None:
-            log.fault = "nvidia-smi broke off in the middle of its answer"
-            elements += [_parsed(block) for block in _GPU_BLOCK.findall(text)]
+            log.fault = (
+                "nvidia-smi broke off in the middle of its answer"
+                if end < 0
+                else "nvidia-smi's answer is no well-formed XML"
+            )
+            elements += _readable(_GPU_BLOCK.findall(text))
         else:
             elements += root.findall("gpu")
         for name in ("driver_version", "cuda_version"):
@@ -111,17 +125,40 @@ def _parsed(text: str) -> ET.Element:
     # The node's own root-owned program wrote this; entities are refused all the same.
     if "<!ENTITY" in text:
         raise ET.ParseError("entities")
-    return ET.fromstring(text)  # noqa: S314
+    # Names come from firmware: what XML does not allow in a text is left out or meant as it stands.
+    return ET.fromstring(_STRAY.sub("&amp;", _FORBIDDEN.sub("", text)))  # noqa: S314
+
+
+def _readable(blocks: Iterable[str]) -> Iterator[ET.Element]:
+    for block in blocks:
+        with contextlib.suppress(ET.ParseError):
+            yield _parsed(block)
+
+
+def _why_useless(element: ET.Element) -> str:
+    """Why a GPU that is listed cannot be used, in the tool's words; empty where nothing says so."""
+    for child in element.iter():
+        said = " ".join((child.text or "").strip(" []\n\t").split())
+        if said.rstrip(".").lower() in _WHOLE:
+            return said
+    vital = [(path.rpartition("/")[0] or path, _raw(element, path)) for path in _VITAL]
+    broken = next((f"{name}: {said}" for name, said in vital if _is_broken(said)), "")
+    if broken:
+        return broken
+    # A row remap asks for its reset itself, and the GPU works until then.
+    action, remap = _text(element, "gpu_recovery_action"), _row_remap(element)
+    if action.lower() in _RECOVERIES and not (remap and (remap.pending or remap.failure)):
+        return f"the driver asks for a recovery: {action}"
+    return "" if _text(element, "product_name") or _text(element, "uuid") else "it tells neither its name nor its UUID"
 
 
 def _fill(log: Log, elements: Iterable[ET.Element], gone: Mapping[str, str]) -> None:
     found: dict[str, tuple[ET.Element | None, str]] = {at: (None, why) for at, why in gone.items()}
     for element in elements:
         at = address(element.get("id", "") or _text(element, "pci/pci_bus_id"))
-        broken = next((t for t in (_raw(element, "product_name"), _raw(element, "uuid")) if _is_broken(t)), "")
-        found[at] = (element, gone.get(at) or broken)
+        found[at] = (element, gone.get(at) or _why_useless(element))
     # The driver counts GPUs in the order of the bus; one that is lost keeps its number (nvidia-smi(1), -i).
-    for index, at in enumerate(sorted(found)):
+    for index, at in enumerate(sorted(found, key=_order)):
         gpu, why = found[at]
         if gpu is None or why:
             log.gpus.append(
@@ -397,7 +434,13 @@ def versions(text: str) -> dict[str, str]:
 def address(text: str) -> str:
     """A PCI address as sysfs writes it: `00000000:1B:00.0` becomes `0000:1b:00.0`."""
     domain, _, rest = text.strip().lower().partition(":")
-    return f"{domain[-4:].rjust(4, '0') if len(domain.lstrip('0')) <= 4 else domain}:{rest}" if rest else text.lower()
+    # Four digits, and more only where the domain needs them (the kernel's %04x: a VMD's is 10000).
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if rest else text.lower()
+
+
+def _order(at: str) -> tuple[int, str]:
+    domain = at.partition(":")[0]
+    return len(domain), at
 
 
 def _is_broken(text: str) -> bool:

@@ -6,12 +6,13 @@ import re
 
 from myriad.agent.collect.base import Findings, Slot, whole
 from myriad.agent.collect.source import Source
-from myriad.fleet.portrait import PCI, Bus, Observation, PciDevice
+from myriad.fleet.portrait import GPUS, PCI, Bus, Observation, PciDevice
 
 DEVICES = "/sys/bus/pci/devices"
-NVIDIA, HUAWEI = "10de", "19e5"
+NVIDIA, HUAWEI, AMD = "10de", "19e5", "1002"
 # PCI class codes (PCI Code and ID Assignment Specification): 03xx display controllers (0300 VGA, 0302 3D); 0680 other
-# bridge, as which NVSwitches appear; 1200 processing accelerators, as which Ascend NPUs appear.
+# bridge, as which NVSwitches appear; 1200 processing accelerators, as which Ascend NPUs and Instinct cards
+# appear (AMD's graphics are no GPU to compute with).
 _DISPLAY, _BRIDGE, _ACCELERATOR = "03", "0680", "1200"
 # Transfer rate of a lane to PCIe generation: PCI Express Base Specification 6.0, table 1-1 (raw bit rates).
 _GENERATIONS = {
@@ -27,6 +28,7 @@ _GENERATIONS = {
     "64": 6,
     "64.0": 6,
 }
+UNREAD = "the GPUs on the bus are AMD's, which the node agent cannot ask: it reads nvidia-smi and npu-smi"
 _SPEED = re.compile(r"^([\d.]+) GT/s")
 
 
@@ -55,6 +57,9 @@ class Pci:
             (switches if kind == "switch" else gpus).append(described)
             found.slots[address.lower()] = _slot(source, address)
         found.observations[PCI] = Observation(source=DEVICES, at=at)
+        if any(gpu.vendor == AMD for gpu in gpus):
+            # Whoever can ask the other GPUs of a mixed node says this again in its own words.
+            found.observations[GPUS] = Observation(source=DEVICES, at=at, fault=UNREAD)
         found.pci = Bus(observed=PCI, gpus=tuple(gpus), switches=tuple(switches))
         return found
 
@@ -82,7 +87,7 @@ def _device(source: Source, address: str) -> tuple[str, PciDevice] | None:
         role = "gpu"
     elif vendor == NVIDIA and kind.startswith(_BRIDGE):
         role = "switch"
-    elif vendor == HUAWEI and kind.startswith(_ACCELERATOR):
+    elif vendor in (HUAWEI, AMD) and kind.startswith(_ACCELERATOR):
         role = "gpu"
     else:
         return None

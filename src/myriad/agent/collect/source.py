@@ -227,15 +227,27 @@ class Recorded:
                 where=str(folder),
                 hint="record one on a GPU node: myriad portrait --local --record DIR",
             )
-        for entry in _yaml(commands) or []:
-            text = entry.get("stdout", "")
-            if entry.get("stdout_file"):
-                text = (folder / entry["stdout_file"]).read_text()
-            self._commands[tuple(entry["argv"])] = Done(
-                int(entry.get("rc", 0)), text, entry.get("stderr", ""), entry.get("fault", "")
-            )
-        self._files: dict[str, Any] = _yaml(files) or {}
-        self._links = {path: body["link"] for path, body in self._files.items() if isinstance(body, dict)}
+        try:
+            for entry in _yaml(commands) or []:
+                text = entry.get("stdout", "")
+                if entry.get("stdout_file"):
+                    text = (folder / entry["stdout_file"]).read_text()
+                self._commands[tuple(entry["argv"])] = Done(
+                    int(entry.get("rc", 0)), text, entry.get("stderr", ""), entry.get("fault", "")
+                )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                "is no list of commands", where=str(commands), hint="each is {argv: [...], rc: 0, stdout: ...}"
+            ) from error
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
+        try:
+            self._files: dict[str, Any] = dict(_yaml(files) or {})
+            self._links = {str(at): str(body["link"]) for at, body in self._files.items() if isinstance(body, dict)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                "is no table of files", where=str(files), hint="each is PATH: TEXT, or PATH: {link: TARGET}"
+            ) from error
         self._folders: dict[str, set[str]] = {}
         for path in self._files:
             pure = PurePosixPath(path)
@@ -352,4 +364,9 @@ def _anonymous(text: str, known: dict[str, str]) -> str:
 
 
 def _yaml(path: Path) -> Any:
-    return yaml.safe_load(path.read_text()) if path.exists() else None
+    try:
+        return yaml.safe_load(path.read_text()) if path.exists() else None
+    except yaml.YAMLError as error:
+        raise InputError(f"is no YAML: {' '.join(str(error).split())}", where=str(path)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path)) from error
