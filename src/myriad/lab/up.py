@@ -119,22 +119,37 @@ class Bringup:
         Returns:
             The engine's client, the node image's reference, the bundle.
         """
+        client = self._engine_up(state)
+        with self.phase(state, "bundle") as phase:
+            bundle = self._bundle(settings, phase)
+            state.bundle = str(bundle.directory)
+        return client, self._image_up(state, client, settings), bundle
+
+    def bare(self, state: LabState, settings: Settings) -> tuple[docker.DockerClient, str]:
+        """Engine and node image alone: what nodes without a cluster need.
+
+        Returns:
+            The engine's client, the node image's reference.
+        """
+        client = self._engine_up(state)
+        return client, self._image_up(state, client, settings)
+
+    def _engine_up(self, state: LabState) -> docker.DockerClient:
         with self.phase(state, "engine") as phase:
             client = engine.ensure_engine(self.name, self.paths.logs / "dockerd.log", self.display.say)
             machine.raise_settings(self.display.say)
             machine.install_packages(PACKAGES, why="for root file systems", say=self.display.say)
-            version = str(client.version()["Version"])
-            phase.result = f"Docker {version}"
-        with self.phase(state, "bundle") as phase:
-            bundle = self._bundle(settings, phase)
-            state.bundle = str(bundle.directory)
+            phase.result = f"Docker {client.version()['Version']}"
+        return client
+
+    def _image_up(self, state: LabState, client: docker.DockerClient, settings: Settings) -> str:
         with self.phase(state, "node image") as phase:
             image = self._image(client, settings)
-            if state.detected.engine_version != version:
+            if state.detected.engine_version != str(client.version()["Version"]):
                 self.display.detail("what nodes may do on this engine")
                 state.detected = engine.detect(client, image)
             phase.result = image
-        return client, image, bundle
+        return image
 
     def _bundle(self, settings: Settings, phase: Phase) -> Bundle:
         lock = load_lock(self.clone / "stack.lock.yml")

@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 
 from myriad.bench.bringup import fresh_state
-from myriad.lab import engine, nodes
+from myriad.lab import nodes
 from myriad.lab.display import Display
 from myriad.lab.preflight import lab_name
 from myriad.lab.state import LabPaths, LabState
@@ -143,10 +143,8 @@ def driver_node(folder: Path, kind: str) -> Iterator[Node]:
     name = f"{lab_name(str(CLONE))}-{kind}"
     settings = read_settings()
     base = LabState(name=lab_name(str(CLONE)))
-    client = engine.connect()
+    client, image = Bringup(CLONE, display, paths=paths).bare(base, settings)
     nodes.remove_lab(client, name)
-    image = Bringup(CLONE, display, paths=paths)._image(client, settings)
-    base.detected = engine.detect(client, image)
     state = fresh_state(paths, name, base)
     address = state.subnet.rsplit(".", 1)[0] + ".11"
     try:
