@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from myriad.fleet import fabric as fabrics
 from myriad.fleet import model, names
@@ -30,7 +30,18 @@ def check_wiring(fleet: model.Fleet, raw: RawInventory) -> Iterable[Problem]:
 def _topology(fleet: model.Fleet, raw: RawInventory) -> Iterable[Problem]:
     depth = len(fleet.cluster.topology_levels)
     known = {"/".join(place) for level in range(depth) for place in fleet.places(level)}
+    hosts = {host.lower() for host in fleet.hosts}
+    first: dict[str, str] = {}
     for switch, place in fleet.topology.switches.items():
+        twin = first.setdefault(switch.lower(), switch)
+        if fleet.topology.switches[twin] != place:
+            yield Problem(
+                "switch-twice",
+                f"is {place}, but {twin} is {fleet.topology.switches[twin]}; upper and lower case do not tell switches "
+                "apart: keep one",
+                key=f"myriad_topology.switches.{switch}",
+                origin=raw.origin_of(("myriad_topology", "switches", switch)),
+            )
         if known and place not in known:
             alike = sorted(other for other in known if other.count("/") == place.count("/")) or sorted(known)
             yield Problem(
@@ -39,7 +50,8 @@ def _topology(fleet: model.Fleet, raw: RawInventory) -> Iterable[Problem]:
                 key=f"myriad_topology.switches.{switch}",
                 origin=raw.origin_of(("myriad_topology", "switches", switch)),
             )
-        if switch in fleet.hosts:
+        # A host by its own name or with a domain, in any case: what is seen is compared in the same way.
+        if {switch.lower(), switch.lower().partition(".")[0]} & hosts:
             yield Problem(
                 "switch-is-host",
                 "is a host of the inventory; name the switch as it calls itself in LLDP",
@@ -56,6 +68,13 @@ def _topology(fleet: model.Fleet, raw: RawInventory) -> Iterable[Problem]:
             )
 
 
+def _given(raw: RawInventory, pool: str) -> bool:
+    """Whether rails stand in the description, be they refused."""
+    written = raw.variables.get("myriad_fabric")
+    described = written.get(pool) if isinstance(written, Mapping) else None
+    return isinstance(described, Mapping) and bool(described.get("rails"))
+
+
 def _fabric(fleet: model.Fleet, raw: RawInventory, pool: str, fabric: model.Fabric) -> Iterable[Problem]:
     key = f"myriad_fabric.{pool}"
 
@@ -63,7 +82,7 @@ def _fabric(fleet: model.Fleet, raw: RawInventory, pool: str, fabric: model.Fabr
         inner = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         return Problem(rule, message, key=f"{key}{inner}", origin=raw.origin_of(("myriad_fabric", pool, *steps)))
 
-    if not fabric.rails:
+    if not fabric.rails and not _given(raw, pool):
         yield problem("rails", "has no rails; list the interfaces, for example [{interface: ens1f0np0}]")
     if fabric.kind == "infiniband":
         if fabric.mtu > fabrics.IPOIB_MTU:

@@ -23,6 +23,7 @@ IPOIB_MTU = 4092
 """Most that an IPoIB interface in datagram mode takes: 4096 of the link without its own header.
 https://docs.kernel.org/infiniband/ipoib.html"""
 
+_FORM = re.compile(r"(0?\d)?[dx]?", re.ASCII)
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 
 
@@ -114,10 +115,10 @@ def address(pattern: str | None, *, rail: int, node: str, management: str) -> st
     except ValueError:
         pass  # the host is reached by a name: patterns with {o1} to {o4} then say what they lack
     try:
-        wanted = [field for _, field, _, _ in string.Formatter().parse(pattern) if field is not None]
+        parts = [part for part in string.Formatter().parse(pattern) if part[1] is not None]
     except ValueError as error:
         raise ValueError(f'is "{pattern}"; the braces do not fit ({error})') from error
-    for field in wanted:
+    for _, field, form, conversion in parts:
         if field not in FIELDS:
             raise ValueError(f'is "{pattern}"; {{{field}}} is not known: use {{{"}, {".join(FIELDS)}}}')
         if field not in values:
@@ -127,6 +128,11 @@ def address(pattern: str | None, *, rail: int, node: str, management: str) -> st
                 else f'"{management}" as ansible_host, no IPv4 address'
             )
             raise ValueError(f'is "{pattern}"; {node} has {lacks}, so {{{field}}} is not known')
+        if conversion or not _FORM.fullmatch(form or ""):
+            raise ValueError(
+                f'is "{pattern}"; {{{field}{"!" if conversion else ":"}{conversion or form}}} is no number: '
+                f"write {{{field}}}, or {{{field}:x}} for hexadecimal digits"
+            )
     text = pattern.format(**values)
     try:
         interface = ipaddress.ip_interface(text)

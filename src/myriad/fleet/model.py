@@ -57,11 +57,11 @@ def _whole(what: str, *, low: int, high: int) -> Callable[[Any], int]:
     return check
 
 
-def _positive(what: str) -> Callable[[Any], Fraction]:
+def _positive(what: str, *, most: int = 10**6) -> Callable[[Any], Fraction]:
     def check(value: Any) -> Fraction:
         if isinstance(value, Fraction):
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10**6:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
             raise _refuse(f"is {names.show(value)}; {what}")
         return Fraction(str(value))
 
@@ -319,7 +319,11 @@ def _switch_places(value: Any) -> Any:
         return {}
     if not isinstance(value, Mapping):
         raise _refuse(f"is {names.show(value)}; write switch: place, for example {{tor-r1: hall1/b1/r1}}")
-    return value
+    for name in value:
+        # A bare 17 in YAML is a number; the switch may be called so all the same.
+        if isinstance(name, bool) or not isinstance(name, str | int) or not str(name).strip():
+            raise _refuse(f"names a switch {names.show(name)}; write its name in LLDP in quotes, for example tor-r1")
+    return {str(name).strip(): place for name, place in value.items()}
 
 
 def _switch_place(value: Any) -> str:
@@ -338,7 +342,8 @@ def _rails(value: Any) -> Any:
 
 def _interface_fault(value: Any) -> str | None:
     # A kernel's own rule: at most 15 characters, no blank and no slash (dev_valid_name in net/core/dev.c).
-    if not isinstance(value, str) or not value or len(value) > 15 or any(mark in value for mark in " /\t:"):
+    fits = isinstance(value, str) and 0 < len(value.encode()) <= 15 and value not in (".", "..")
+    if not fits or any(mark in "/:" or mark.isspace() for mark in value):
         return f"is {names.show(value)}; write the name of a network interface, for example ens1f0np0"
     return None
 
@@ -356,7 +361,10 @@ class Topology(_Part):
     switches: Annotated[dict[str, Annotated[str, BeforeValidator(_switch_place)]], BeforeValidator(_switch_places)] = (
         Field(default_factory=dict)
     )
-    accept: Annotated[tuple[str, ...], BeforeValidator(_items("nodes", "[gpu1]"))] = ()
+    accept: Annotated[
+        tuple[Annotated[str, BeforeValidator(_text("write the name of a node, for example gpu1"))], ...],
+        BeforeValidator(_items("nodes", "[gpu1]")),
+    ] = ()
     required: Annotated[bool, BeforeValidator(_flag)] = False
 
 
@@ -421,7 +429,7 @@ class BurnIn(_Part):
         Annotated[Fraction, BeforeValidator(_positive("a threshold is a number of gigabytes a second above 0"))] | None
     ) = None
     of_median: Annotated[
-        Fraction, BeforeValidator(_positive("a part of the median is a number above 0, such as 0.8"))
+        Fraction, BeforeValidator(_positive("a part of the median is a number above 0, up to 1, such as 0.8", most=1))
     ] = Fraction(4, 5)
     mib: Annotated[
         int, BeforeValidator(_whole("a size is a whole number of MiB from 1 to 65536", low=1, high=65536))

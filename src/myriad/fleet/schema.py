@@ -170,7 +170,9 @@ class _Reader:
             return "is not a key that is known here: keys are text"
         if code in {"dict_type", "model_type", "model_attributes_type", "mapping_type"}:
             return f"is {names.show(given)}; it is a mapping, for example {{key: value}}"
-        raise AssertionError(f"no sentence for {code}: {fault}")
+        if code == "string_type":
+            return f"is {names.show(given)}; write text, in quotes where it looks like a number"
+        return f"is {names.show(given)}, which does not fit here: {fault['msg']}"
 
     def shape_of(self, kind: type[BaseModel]) -> str:
         return f"it is a mapping with the keys {', '.join(kind.model_fields)}"
@@ -193,6 +195,7 @@ _MISSING = {
 def _fields_at(kind: type[BaseModel] | None, where: KeyPath) -> list[str]:
     """Keys that are allowed in the part at `where`."""
     inner: dict[str, type[BaseModel]] = {"gpu_hours": model.GpuHours, "warm": model.WarmImage, "rails": model.Rail}
+    inner["sharing"] = model.Sharing
     for step in where:
         if isinstance(step, str) and step in inner:
             kind = inner[step]
@@ -228,7 +231,9 @@ def _take_out(value: Any, where: KeyPath, kind: type[BaseModel] | None) -> None:
     elif placeholder is not None:
         holder[last] = placeholder
     else:
-        holder.pop(last, None)
+        # A key that is no text (null, a date) stands in the error as text.
+        for key in [key for key in holder if key == last or str(key) == str(last)]:
+            del holder[key]
 
 
 _REFUSED = object()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from myriad.fleet import Checked
+from myriad.fleet import Checked, model
 from myriad.fleet.model import Fleet, pool_group, pool_of_group
 from myriad.fleet.source import inventory_from_groups
 
@@ -247,6 +247,9 @@ def test_wrong_items_of_a_list_are_told_by_their_place(said: Said) -> None:
         "myriad_priorities",
         "myriad_preemption",
         "myriad_images",
+        "myriad_topology",
+        "myriad_fabric",
+        "myriad_burn_in",
     ],
 )
 def test_no_shape_of_a_section_breaks_the_check(checked: Callable[..., Checked], variable: str, value: Any) -> None:
@@ -267,6 +270,91 @@ def test_no_shape_of_a_team_breaks_the_check(checked: Callable[..., Checked], fi
 def test_no_shape_of_images_breaks_the_check(checked: Callable[..., Checked], value: Any) -> None:
     result = checked(myriad_images={"warm": value})
     assert isinstance(result.fleet, Fleet)
+
+
+SHAPES: list[Any] = [
+    None,
+    7,
+    -1,
+    1.5,
+    float("nan"),
+    "text",
+    "",
+    ["list"],
+    [7],
+    [None],
+    [{}],
+    {"a": 1},
+    {7: 7},
+    {None: {}},
+    True,
+]
+
+
+@pytest.mark.parametrize("value", SHAPES, ids=repr)
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [
+        *(("myriad_topology", field) for field in model.Topology.model_fields),
+        *(("myriad_fabric", field) for field in model.Fabric.model_fields),
+        *(("rails", field) for field in model.Rail.model_fields),
+        *(("myriad_burn_in", field) for field in model.BurnIn.model_fields),
+        *(("myriad_pools", field) for field in model.Pool.model_fields),
+        *(("sharing", field) for field in model.Sharing.model_fields),
+        *(("mig", field) for field in ("layout", "gpus", "hosts", "strategy", "training_allowed")),
+    ],
+)
+def test_no_shape_of_a_field_breaks_the_check(
+    checked: Callable[..., Checked], variable: str, field: str, value: Any
+) -> None:
+    pool = {"model": "H100-SXM5-80GB", "use": "inference"}
+    result = checked(
+        **{
+            "myriad_topology": {"myriad_topology": {field: value}},
+            "myriad_fabric": {"myriad_fabric": {"h100": {"rails": [{"interface": "ens1"}]} | {field: value}}},
+            "rails": {"myriad_fabric": {"h100": {"rails": [{"interface": "ens1"} | {field: value}]}}},
+            "myriad_burn_in": {"myriad_burn_in": {"h100": {field: value}}},
+            "myriad_pools": {"myriad_pools": {"h100": pool | {field: value}}},
+            "sharing": {"myriad_pools": {"h100": pool | {"sharing": {field: value}}}},
+            "mig": {"myriad_pools": {"h100": pool | {"mig": {field: value}}}},
+        }[variable]
+    )
+    for problem in result.problems:
+        assert "Input should" not in problem.message, "a library's words, and no sentence of ours"
+        assert problem.subject and len(problem.message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"myriad_topology": {"accept": [1]}}, "accept[0]: is 1; write the name of a node, for example gpu1"),
+        ({"myriad_topology": {"switches": {"": "hall1"}}}, 'switches: names a switch ""; write its name in LLDP'),
+        ({"myriad_topology": {"switches": {"GPU1.lan": "hall1"}}}, "switches.GPU1.lan: is a host of the inventory"),
+        ({"myriad_topology": {"switches": {"T1": "hall1/b1/r1", "t1": "hall1/b1"}}}, "is hall1/b1, but T1 is"),
+        ({"myriad_fabric": {"h100": {"rails": "ens1"}}}, 'h100.rails: is "ens1"; write a list'),
+        ({"myriad_fabric": {"h100": {"rails": [{"interface": ".."}]}}}, 'interface: is ".."; write the name of a'),
+        ({"myriad_burn_in": {"h100": {"of_median": 80}}}, "of_median: is 80; a part of the median is a number"),
+        (
+            {"myriad_pools": {"h100": {"model": "H100-SXM5-80GB", "sharing": {"replica": 1}}}},
+            'sharing.replica: is not a key that is known here; did you mean "replicas"? (allowed: replicas)',
+        ),
+        *(
+            (
+                {"myriad_fabric": {"h100": {"rails": [{"interface": "e", "address": f"10.{{{field}}}.0.1/24"}]}}},
+                f"{{{field}}} is no number: write {{",
+            )
+            for field in ("rail!x", "rail:zz", "number:99999999", "rail:{number}")
+        ),
+    ],
+)  # fmt: skip
+def test_cables_and_sharing_are_told_in_one_sentence_each(said: Said, given: dict[str, Any], told: str) -> None:
+    (sentence,) = [line for line in said(**given) if "belong to nobody" not in line]
+    assert told in sentence
+
+
+def test_switches_whose_names_are_numbers_are_switches(checked: Callable[..., Checked]) -> None:
+    result = checked(myriad_topology={"switches": {17: "hall1/b1/r1"}})
+    assert dict(result.fleet.topology.switches) == {"17": "hall1/b1/r1"}
 
 
 def test_description_variables_of_a_play_alone_are_read() -> None:
