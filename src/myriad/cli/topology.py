@@ -78,6 +78,7 @@ def compare(fleet: Fleet, sightings: Iterable[Sighting]) -> Report:
         sightings,
         switches=fleet.topology.switches,
         accept=fleet.topology.accept,
+        hosts=fleet.hosts,
     )
 
 

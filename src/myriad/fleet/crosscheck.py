@@ -15,8 +15,9 @@ A switch may stand at any level: a leaf of a rail fabric serves a block, `{leaf-
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +200,7 @@ def cross_check(
     *,
     switches: Mapping[str, str] | None = None,
     accept: Iterable[str] = (),
+    hosts: Iterable[str] = (),
 ) -> Report:
     """Compare the description of a site with everything that its nodes see. Linear in nodes and sightings.
 
@@ -207,18 +209,23 @@ def cross_check(
         sightings: of all nodes and witnesses; those of strangers are ignored, and so is a node that sees a node.
         switches: switch name (or chassis id, or GUID) to place; None or empty: places are inferred.
         accept: nodes whose mismatch is accepted.
+        hosts: other machines of the inventory; a neighbour that is one of them, or a node, is no switch.
     """
     known = _Switches(switches or {})
     places = {node: tuple(place) for node, place in locations.items() if place}
+    machines = {_plain(name) for name in (*places, *hosts)}
     by_node: dict[str, list[Sighting]] = defaultdict(list)
     for sighting in sightings:
-        if sighting.node in places and sighting.peer not in places:
+        is_machine = _plain(sighting.peer) in machines or _short(sighting.peer) in machines
+        # A switch that is described is one, whatever else bears its name.
+        if sighting.node in places and (not is_machine or known.name_of(sighting) is not None):
             by_node[sighting.node].append(sighting)
+    key_of = _keys(sighting for seen in by_node.values() for sighting in seen)
     unnamed: dict[str, list[Sighting]] = defaultdict(list)
     for seen in by_node.values():
         for sighting in seen:
             if known.place_of(sighting) is None:
-                unnamed[f"{sighting.source} {sighting.peer}"].append(sighting)
+                unnamed[key_of(sighting)].append(sighting)
     inferred, doubtful = _infer(places, unnamed, named=known.sources(by_node))
     doubts = _doubts(places, doubtful, by_node, set(accept))
     served: dict[Place, list[str]] = defaultdict(list)
@@ -233,7 +240,7 @@ def cross_check(
         placed = [
             (sighting, at)
             for sighting in seen
-            if (at := known.place_of(sighting) or inferred.get(f"{sighting.source} {sighting.peer}")) is not None
+            if (at := known.place_of(sighting) or inferred.get(key_of(sighting))) is not None
         ]
         wrong = [(sighting, at) for sighting, at in placed if not _within(here, at)]
         if wrong:
@@ -264,20 +271,46 @@ def cross_check(
     )
 
 
+def _keys(sightings: Iterable[Sighting]) -> Callable[[Sighting], str]:
+    """Source and name of a switch as one text. Switches that were never given a name of their own ("switch") have one
+    name and several chassis; their chassis tell them apart then."""
+    first: dict[tuple[str, str], str] = {}
+    chassis: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for sighting in sightings:
+        name = (sighting.source, _plain(sighting.peer))
+        first.setdefault(name, sighting.peer)
+        if sighting.chassis:
+            chassis[name].add(_plain(sighting.chassis))
+
+    def key(sighting: Sighting) -> str:
+        name = (sighting.source, _plain(sighting.peer))
+        several = f" ({sighting.chassis.lower()})" if len(chassis[name]) > 1 and sighting.chassis else ""
+        return f"{sighting.source} {first[name]}{several}"
+
+    return key
+
+
 class _Switches:
-    """Described switches by any of their names; upper and lower case and a domain do not count."""
+    """Described switches by any of their names; upper and lower case and a domain do not count.
+
+    A host name that is that of switches of different places without its domain names none of them.
+    """
 
     def __init__(self, switches: Mapping[str, str]) -> None:
         self.places: dict[str, Place] = {name: tuple(place.split("/")) for name, place in switches.items()}
         self._names: dict[str, str] = {}
         for name in switches:
-            self._names.setdefault(name.lower(), name)
+            self._names.setdefault(_plain(name), name)
+        short: dict[str, list[str]] = defaultdict(list)
         for name in switches:
-            self._names.setdefault(name.lower().split(".")[0], name)
+            short[_short(name)].append(name)
+        for said, alike in short.items():
+            if len({self.places[name] for name in alike}) == 1:
+                self._names.setdefault(said, alike[0])
 
     def name_of(self, sighting: Sighting) -> str | None:
-        for said in (sighting.peer, sighting.chassis, sighting.peer.split(".")[0]):
-            name = self._names.get(said.lower()) if said else None
+        for said in (_plain(sighting.peer), _plain(sighting.chassis), _short(sighting.peer)):
+            name = self._names.get(said) if said else None
             if name is not None:
                 return name
         return None
@@ -289,6 +322,23 @@ class _Switches:
     def sources(self, by_node: Mapping[str, Sequence[Sighting]]) -> set[str]:
         """Witnesses that saw a described switch."""
         return {sighting.source for seen in by_node.values() for sighting in seen if self.name_of(sighting) is not None}
+
+
+_HARDWARE = re.compile(r"(?:0x)?([0-9a-f]{2}(?:[:.-]?[0-9a-f]{2}){5}(?:(?:[:.-]?[0-9a-f]{2}){2})?)")
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: `AA:BB:CC:00:00:01`, `aabb.cc00.0001` and `aa-bb-cc-00-00-01` are one chassis."""
+    text = name.strip().lower()
+    hardware = _HARDWARE.fullmatch(text)
+    return re.sub(r"[:.-]", "", hardware[1]) if hardware else text
+
+
+def _short(name: str) -> str:
+    """A host name without its domain. An address is no host name: its parts by themselves name nothing."""
+    plain = _plain(name)
+    first = plain.partition(".")[0]
+    return plain if first.isdecimal() else first
 
 
 def _within(place: Place, around: Place) -> bool:

@@ -76,7 +76,7 @@ def lldp_sightings(node: str, text: str) -> tuple[Sighting, ...]:
         identity = _text(chassis.get("id"))
         port = _first(body.get("port"))
         label = _text(port.get("descr")) or _text(port.get("id"))
-        if name or identity:
+        if (name or identity) and not _is_phone(chassis):
             found.append(
                 Sighting(node, str(name) or identity, "LLDP", interface, _text(port.get("id")) or label, identity)
             )
@@ -99,6 +99,13 @@ def _first(value: Any) -> Mapping[str, Any]:
     if isinstance(value, list):
         value = value[0] if value else {}
     return value if isinstance(value, Mapping) else {}
+
+
+def _is_phone(chassis: Mapping[str, Any]) -> bool:
+    """Whether a neighbour says that it is a telephone: one has a bridge inside for the desk behind it, and no place."""
+    given = chassis.get("capability")
+    listed = given if isinstance(given, list) else [given]
+    return any(isinstance(one, Mapping) and one.get("type") == "Tel" and one.get("enabled") is True for one in listed)
 
 
 def _text(value: Any) -> str:

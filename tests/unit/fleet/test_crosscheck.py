@@ -190,6 +190,58 @@ def test_a_switch_is_known_by_chassis_and_without_its_domain() -> None:
     assert [one.node for one in report.mismatches] == ["gpu1"]
 
 
+@pytest.mark.parametrize("said", ["AA:BB:CC:00:07:02", "aabb.cc00.0702", "aa-bb-cc-00-07-02", "aabbcc000702"])
+def test_a_chassis_is_one_however_it_is_written(said: str) -> None:
+    by_chassis = Sighting("gpu3", "some-switch", "LLDP", "eth0", "1", said)
+    for described in ("aa:bb:cc:00:07:02", "AABB.CC00.0702"):
+        assert cross_check(LAB, [by_chassis], switches={described: "hall1/b1/r2"}).agreeing == ("gpu3",)
+
+
+def test_an_address_is_no_host_name_with_a_domain() -> None:
+    switches = {"10.0.1.1": "hall1/b1/r1", "10.0.2.1": "hall1/b1/r2"}
+    assert cross_check(LAB, seen(gpu3="10.0.2.1"), switches=switches).agreeing == ("gpu3",)
+    (found,) = cross_check(LAB, seen(gpu1="tor-r1", gpu3="10.0.9.1"), switches=switches | SWITCHES).mismatches
+    assert found.found == () and "10.0.9.1, of which no place near it is described" in found.message
+
+
+def test_a_short_name_of_two_switches_names_neither() -> None:
+    switches = {"sw1.r1.lan": "hall1/b1/r1", "sw1.r2.lan": "hall1/b1/r2", "sw9.lan": "hall1/b1/r2"}
+    report = cross_check(LAB, seen(gpu1="sw1.r1.lan", gpu3="SW1.r2.lan"), switches=switches)
+    assert report.agreeing == ("gpu1", "gpu3")
+    assert not check_node("gpu3", LAB["gpu3"], switches, seen(gpu3="sw1")).ok
+    assert "of which no place" in check_node("gpu3", LAB["gpu3"], switches, seen(gpu3="sw1")).cause
+    assert check_node("gpu3", LAB["gpu3"], switches, seen(gpu3="sw9")).ok
+
+
+def test_machines_of_the_inventory_are_no_switches_by_any_of_their_names() -> None:
+    sightings = [lldp("gpu1", peer) for peer in ("GPU3.example.org", "gpu2.lan", "cp1.lan", "CP1")]
+    assert "gpu1" in cross_check(LAB, sightings, hosts=["cp1"]).unseen
+    assert cross_check(LAB, [*sightings, lldp("gpu1", "tor-r1")], switches=SWITCHES, hosts=["cp1"]).ok
+
+
+def test_switches_without_a_name_of_their_own_are_told_apart_by_chassis() -> None:
+    places = {f"{rack}-{number}": ("h", rack) for rack in ("r1", "r2") for number in range(3)}
+    sightings = [
+        Sighting(node, "Switch" if node.endswith("0") else "switch", "LLDP", "eth0", "1", f"AA:BB:CC:00:00:0{rack[1]}")
+        for node, (_, rack) in places.items()
+    ]
+    report = cross_check(places, sightings)
+    assert len(report.agreeing) == 6
+    assert sorted(report.inferred) == ["Switch (aa:bb:cc:00:00:01)", "Switch (aa:bb:cc:00:00:02)"]
+
+
+def test_a_telephone_at_the_other_end_is_no_switch() -> None:
+    def answer(enabled: bool) -> str:
+        chassis = {
+            "name": [{"value": "SEP1"}],
+            "capability": [{"type": "Bridge", "enabled": True}, {"type": "Tel", "enabled": enabled}],
+        }
+        return json.dumps({"lldp": [{"interface": [{"name": "eth0", "chassis": [chassis], "port": [{}]}]}]})
+
+    assert lldp_sightings("gpu1", answer(True)) == ()
+    assert [one.peer for one in lldp_sightings("gpu1", answer(False))] == ["SEP1"]
+
+
 def test_a_leaf_of_a_block_serves_all_its_racks() -> None:
     places = {
         "gpu1": ("h", "b1", "r1"),
