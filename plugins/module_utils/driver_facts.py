@@ -222,7 +222,9 @@ def unattended_upgrades(installed):
     if "unattended-upgrades" not in installed:
         return False
     _code, text = packages.run(["apt-config", "dump", "APT::Periodic::Unattended-Upgrade"], timeout=30)
-    return '"1"' in text
+    period = re.search(r'^APT::Periodic::Unattended-Upgrade "(.*)";', text, re.MULTILINE)
+    # Days, or a number with s, m, h or d, or "always" (apt.systemd.daily); a 0 is never.
+    return bool(period) and period[1].strip() not in ("", "0", "false", "no")
 
 
 def reboot_reasons(loaded, built, wanted, root="/"):
@@ -313,7 +315,8 @@ def facts(params, apt):
     wanted = params["simulate"]
     # What is to be installed is asked of the repositories as they are now, not as they were.
     said = apt.fetch() if wanted else ""
-    found["candidates"] = candidates(apt, names | {headers}) if names else {}
-    offered = all(version in found["candidates"].get(name, ()) for name, version in wanted.items())
+    # None: nobody asked. An empty answer would say that the repositories have nothing.
+    found["candidates"] = candidates(apt, names | {headers}) if names else None
+    offered = all(version in (found["candidates"] or {}).get(name, ()) for name, version in wanted.items())
     found["simulation"] = apt.simulate(wanted, params["remove"]) if wanted and offered else None
     return found, said

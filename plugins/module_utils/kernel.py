@@ -142,7 +142,10 @@ def set_hostname(name, root="/"):
 
 
 def package_versions(names, root="/"):
-    """Installed versions by package; one call. A package that is not installed is left out."""
+    """Installed versions by package; one call. A package that is not installed is left out.
+
+    A name without architecture is the host's own: the same library of i386 does not stand for it.
+    """
     if not names:
         return {}
     command = [
@@ -151,7 +154,7 @@ def package_versions(names, root="/"):
         "--show",
         "--showformat=${Package}\\t${Architecture}\\t${Version}\\t${db:Status-Status}\\n",
         "--",
-        *sorted(set(names)),
+        *sorted({*names, "dpkg"}),
     ]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -159,12 +162,16 @@ def package_versions(names, root="/"):
         raise SystemFault(
             "dpkg-query is not on this node; recorded packages can be looked at on Debian and Ubuntu only"
         ) from error
+    rows = [columns for columns in (line.split("\t") for line in done.stdout.splitlines()) if len(columns) == 4]
+    # dpkg itself is of the host's architecture.
+    own = {"all", *(row[1] for row in rows if row[0] == "dpkg")}
     versions = {}
-    for line in done.stdout.splitlines():
-        columns = line.split("\t")
-        if len(columns) == 4 and columns[3] == "installed":
-            versions[columns[0]] = columns[2]
-            versions[f"{columns[0]}:{columns[1]}"] = columns[2]
+    for package, architecture, version, status in rows:
+        if status != "installed":
+            continue
+        versions[f"{package}:{architecture}"] = version
+        if architecture in own or len(own) == 1:
+            versions[package] = version
     return {name: versions[name] for name in names if name in versions}
 
 

@@ -39,6 +39,9 @@ APT_OPTIONS = [
 KERNEL = re.compile(r"^linux-(image|modules|generic|aws|azure|gcp|oracle|kvm|virtual|lowlatency)\b")
 DONE = "installed"
 IDLE = (DONE, "not-installed", "config-files")
+#: How apt begins an error: the second one from version 3 on, where its new output is switched on.
+ERRORS = ("E: ", "Error: ")
+WARNINGS = ("W: ", "Warning: ")
 
 _ACTION = re.compile(
     r"^(?P<verb>Inst|Remv|Purg) (?P<name>[^\s:]+)(?::(?P<arch>\S+))?"
@@ -80,8 +83,9 @@ class Database:
     """dpkg's own words about every package, read once.
 
     Attributes:
-        versions: version by name of what is completely installed; `name:arch` too.
-        held: names that dpkg holds.
+        versions: version by name of what is completely installed; `name:arch` too. A name alone is the host's own
+            architecture: libcuda1 of i386 beside it, or without it, is `libcuda1:i386` only.
+        held: names that dpkg holds, `name:arch` for another architecture.
         unfinished: names whose installation was broken off, with their state.
     """
 
@@ -97,16 +101,16 @@ class Database:
         if code != 0:
             raise PackageError(f"dpkg-query fails: {tail(text)}")
         self.versions, self.held, self.unfinished = {}, set(), {}
-        for line in text.splitlines():
-            columns = line.split("\t")
-            if len(columns) != 6:
-                continue
-            name, architecture, version, want, status, flag = columns
+        rows = [columns for columns in (line.split("\t") for line in text.splitlines()) if len(columns) == 6]
+        # dpkg itself is of the host's architecture.
+        own = {"all", *(row[1] for row in rows if row[0] == "dpkg")}
+        for package, architecture, version, want, status, flag in rows:
+            name = package if architecture in own or len(own) == 1 else f"{package}:{architecture}"
             if want == "hold":
                 self.held.add(name)
             if status == DONE and flag == "ok":
                 self.versions[name] = version
-                self.versions[f"{name}:{architecture}"] = version
+                self.versions[f"{package}:{architecture}"] = version
             elif status not in IDLE or flag != "ok":
                 self.unfinished[name] = status if flag == "ok" else f"{status}, {flag}"
 
@@ -130,10 +134,10 @@ def tail(text, lines=TAIL_LINES):
 def complaint(text):
     """apt's own errors with the explanation that stands before them (unmet dependencies), else the last lines."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("E: ")]
+    errors = [line for line in lines if line.startswith(ERRORS)]
     unmet = []
     for index, line in enumerate(lines):
-        if line.startswith("The following packages have unmet dependencies"):
+        if line.startswith(("The following packages have unmet dependencies", "Unsatisfied dependencies:")):
             for following in lines[index + 1 :]:
                 if not following.startswith(" "):
                     break
@@ -160,7 +164,7 @@ def parse_simulation(text):
                 found["upgrade"][name] = [match["old"], match["new"] or ""]
         elif name not in found["remove"]:
             found["remove"].append(name)
-    if any(line.startswith("E: ") for line in text.splitlines()):
+    if any(line.startswith(ERRORS) for line in text.splitlines()):
         found["error"] = complaint(text)
     return found
 
@@ -185,7 +189,11 @@ _KEY_TROUBLE = (
     (re.compile(r"REVKEYSIG (?P<key>[0-9A-F]{8,40})"), "was revoked by its owner"),
     (re.compile(r"NO_PUBKEY (?P<key>[0-9A-F]{8,40})"), ANOTHER_KEY),
     (re.compile(r"BADSIG (?P<key>[0-9A-F]{8,40})"), "did not make this signature: the mirror is altered or incomplete"),
-    (re.compile(r"Signing key on (?P<key>[0-9A-F]{16,40}) is not .*?expired", re.DOTALL), "has expired"),
+    (re.compile(r"Signing key on (?P<key>[0-9A-F]{16,40}) is not .*?[Ee]xpired", re.DOTALL), "has expired"),
+    (
+        re.compile(r"Signing key on (?P<key>[0-9A-F]{16,40}) is not bound.*?SHA1 is not considered secure", re.DOTALL),
+        "is certified with SHA1, which this host believes no longer",
+    ),
     (re.compile(r"Missing key (?P<key>[0-9A-F]{16,40})"), ANOTHER_KEY),
 )  # fmt: skip
 
@@ -198,7 +206,8 @@ def explain_fetch(text, address, keyring):
         address: URL of the repository as its source names it.
         keyring: the file that holds its keys.
     """
-    here = [line for line in text.splitlines() if line.startswith(("W: ", "E: ", "Err:", "  ")) or "GPG error" in line]
+    begins = (*WARNINGS, *ERRORS, "Err:", "  ")
+    here = [line for line in text.splitlines() if line.startswith(begins) or "GPG error" in line]
     words = "\n".join(here)
     mine = "\n".join(line for line in here if address.rstrip("/") in line) or words
     for pattern, what in _KEY_TROUBLE:
@@ -216,9 +225,10 @@ def explain_fetch(text, address, keyring):
             f"repository {address}: its index is {expired[2]}{expired[3]}. Sync the mirror, and check the host's clock."
         )
     for line in here:
-        if line.startswith(("E: ", "W: ")) and address.rstrip("/") in line:
+        if line.startswith((*ERRORS, *WARNINGS)) and address.rstrip("/") in line:
+            said = line.partition(": ")[2].strip()
             return (
-                f"repository {address}: {line[3:].strip()} Is the mirror up, and does it hold this suite? "
+                f"repository {address}: {said} Is the mirror up, and does it hold this suite? "
                 f"`curl -I {address}` on the host tells."
             )
     return None
@@ -332,7 +342,7 @@ def repair():
         code, text = run(["dpkg", "--force-confdef", "--force-confold", "--configure", "--pending"])
         if code == 0:
             return text
-        if "lock" not in text or time.monotonic() > deadline:
+        if not re.search(r"\block(ed)?\b", text) or time.monotonic() > deadline:
             return text
         time.sleep(2)
 

@@ -265,7 +265,24 @@ def test_another_kernel_than_the_running_one_is_looked_at(look, tmp_path):
 def test_t16_nothing_is_asked_of_a_repository_when_nothing_is_to_be_installed(look):
     apt = Apt()
     found, _said = look(apt)
-    assert (apt.fetched, found["candidates"], found["simulation"]) == (0, {}, None)
+    assert (apt.fetched, found["candidates"], found["simulation"]) == (0, None, None), "not asked is not: has nothing"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ('APT::Periodic::Unattended-Upgrade "1";\n', True),
+        ('APT::Periodic::Unattended-Upgrade "7";\n', True),
+        ('APT::Periodic::Unattended-Upgrade "always";\n', True),
+        ('APT::Periodic::Unattended-Upgrade "12h";\n', True),
+        ('APT::Periodic::Unattended-Upgrade "0";\n', False),
+        ("", False),
+    ],
+)
+def test_b1_upgrades_by_themselves_are_seen_at_any_period(facts, plugin, monkeypatch, said, expected):
+    monkeypatch.setattr(plugin("module_utils.packages"), "run", lambda command, timeout=0: (0, said))
+    assert facts.unattended_upgrades(["unattended-upgrades"]) is expected
+    assert facts.unattended_upgrades([]) is False
 
 
 def test_the_exact_set_is_simulated_when_the_repositories_have_it(look):

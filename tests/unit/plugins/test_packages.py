@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
@@ -63,6 +64,62 @@ def test_versions_are_those_of_repositories_only(packages):
     assert packages.parse_versions(text) == {"nvidia-smi": ["535.309.01-0+deb12u1", "535.261.03-1"]}
 
 
+ANOTHER_ARCHITECTURE = """\
+dpkg\tamd64\t1.21.22\tinstall\tinstalled\tok
+nvidia-support\tall\t20220217\tinstall\tinstalled\tok
+libnvidia-ml1\tamd64\t535.309.01-0+deb12u1\thold\tinstalled\tok
+libnvidia-ml1\ti386\t535.309.01-0+deb12u1\tinstall\thalf-configured\tok
+libcuda1\tamd64\t535.261.03-1\tdeinstall\tconfig-files\tok
+libcuda1\ti386\t535.261.03-1\thold\tinstalled\tok
+"""
+
+
+def test_another_architecture_is_another_package(packages, monkeypatch):
+    """A host with the libraries of i386 only (wine, steam) has no driver of its own."""
+    monkeypatch.setattr(packages, "run", lambda command, timeout=0: (0, ANOTHER_ARCHITECTURE))
+    database = packages.Database()
+    assert sorted(database.names()) == ["dpkg", "libnvidia-ml1", "nvidia-support"]
+    assert database.versions["libcuda1:i386"] == "535.261.03-1"
+    assert database.held == {"libnvidia-ml1", "libcuda1:i386"}
+    assert database.unfinished == {"libnvidia-ml1:i386": "half-configured"}
+
+
+def test_a_record_is_compared_with_the_hosts_own_architecture(plugin, monkeypatch):
+    kernel = plugin("module_utils.kernel")
+    shown = (
+        "dpkg\tamd64\t1.21.22\tinstalled\nlibcuda1\ti386\t535.261.03-1\tinstalled\n"
+        "libcuda1\tamd64\t535.261.03-1\tconfig-files\nnvidia-support\tall\t1\tinstalled\n"
+    )
+    done = subprocess.CompletedProcess([], 0, stdout=shown, stderr="")
+    monkeypatch.setattr(kernel.subprocess, "run", lambda command, **_options: done)
+    assert kernel.package_versions(["libcuda1", "libcuda1:i386", "nvidia-support"]) == {
+        "libcuda1:i386": "535.261.03-1",
+        "nvidia-support": "1",
+    }
+
+
+def test_the_newer_words_of_apt_are_read_too(packages):
+    text = (
+        "Unsatisfied dependencies:\n nvidia-smi : Depends: libnvidia-ml1 (= 2) but it is not going to be installed\n"
+        "Error: Unable to satisfy dependencies. Reached two conflicting assignments:\n"
+    )
+    error = packages.parse_simulation(text)["error"]
+    assert error.startswith("nvidia-smi : Depends: libnvidia-ml1 (= 2)") and "Unable to satisfy" in error
+    gone = f"Error: Failed to fetch {MIRROR}./Release  404  Not Found [IP: 192.0.2.1 80]\n"
+    assert packages.explain_fetch(gone, MIRROR, "x").startswith(f"repository {MIRROR}: Failed to fetch")
+
+
+def test_versions_with_epoch_tilde_and_plus_are_read_as_they_are(packages):
+    line = (
+        "Inst docker-ce [5:27.0.1-1~debian.12~bookworm] (5:29.1.2-1~debian.12~bookworm Docker CE:bookworm [amd64]) []\n"
+    )
+    assert packages.parse_simulation(line)["upgrade"] == {
+        "docker-ce": ["5:27.0.1-1~debian.12~bookworm", "5:29.1.2-1~debian.12~bookworm"]
+    }
+    text = " docker-ce | 5:29.1.2-1~debian.12~bookworm | https://m.example/docker bookworm/stable amd64 Packages\n"
+    assert packages.parse_versions(text) == {"docker-ce": ["5:29.1.2-1~debian.12~bookworm"]}
+
+
 MIRROR = "http://mirror.example/cuda/"
 
 
@@ -90,6 +147,21 @@ MIRROR = "http://mirror.example/cuda/"
             ["EB693B3035CD5710E231E123A4B469963BF863CC", "another key"],
         ),
         (
+            # sqv's words begin with a capital: "Expired on".
+            f"Err:2 {MIRROR} ./ Release.gpg\n  Sub-process /usr/bin/sqv returned an error code (1), error message is: "
+            "Signing key on EB693B3035CD5710E231E123A4B469963BF863CC is not live:\n"
+            "   because: The primary key is not live\n   because: Expired on 2026-01-01T00:00:00Z\n",
+            ["EB693B3035CD5710E231E123A4B469963BF863CC", "has expired"],
+        ),
+        (
+            f"Err:2 {MIRROR} ./ Release.gpg\n  Sub-process /usr/bin/sqv returned an error code (1), error message is: "
+            "Signing key on EB693B3035CD5710E231E123A4B469963BF863CC is not bound:\n"
+            "   No binding signature at time 2026-11-29T00:00:00Z\n"
+            "   because: Policy rejected non-revocation signature (PositiveCertification) requiring second pre-image "
+            "resistance\n   because: SHA1 is not considered secure since 2026-02-01T00:00:00Z\n",
+            ["EB693B3035CD5710E231E123A4B469963BF863CC", "SHA1"],
+        ),
+        (
             f"E: Release file for {MIRROR}InRelease is expired (invalid since 12d 3h 4min 5s). Updates for this "
             "repository will not be applied.\n",
             ["its index is expired (invalid since 12d 3h 4min 5s)", "Sync the mirror", "clock"],
@@ -99,7 +171,7 @@ MIRROR = "http://mirror.example/cuda/"
             ["404 Not Found", f"curl -I {MIRROR}"],
         ),
     ],
-    ids=["expired", "rotated", "rotated-sqv", "stale-mirror", "gone"],
+    ids=["expired", "rotated", "rotated-sqv", "expired-sqv", "sha1-sqv", "stale-mirror", "gone"],
 )  # fmt: skip
 def test_t09_why_lists_were_not_fetched(packages, said, words):
     message = " ".join(packages.explain_fetch(said, MIRROR, "/site/vendor.asc").split())
