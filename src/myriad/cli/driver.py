@@ -13,6 +13,7 @@ import yaml
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
 from myriad.fleet.driver import DriverPlan, plan
+from myriad.fleet.driver.facts import form_faults
 from myriad.fleet.driver.notes import count_of
 from myriad.stack.lock import load_lock
 
@@ -72,13 +73,23 @@ def read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), hint="record one with driver_facts") from error
     if not isinstance(value, dict):
         raise InputError("holds no facts", where=str(path), hint="a mapping with kernel, pci, installed, ...")
     document = value if isinstance(value.get("facts"), dict) else {"facts": value}
     if "pci" not in document["facts"]:
         raise InputError("has no pci", where=str(path), hint="record the host with driver_facts; `pci: []` is no GPU")
+    want = document.get("want") or {}
+    if not isinstance(want, dict):
+        raise InputError("want is no mapping", where=str(path), hint="channel, existing, versions, packages, ...")
+    faults = form_faults(document["facts"], want)
+    if faults:
+        raise InputError(
+            "cannot be taken for a host's facts:" + "".join(f"\n  {fault}" for fault in faults),
+            where=str(path),
+            hint="correct the file, or record the host with driver_facts",
+        )
     return document
 
 

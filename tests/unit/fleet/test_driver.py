@@ -109,6 +109,40 @@ def test_facts_that_were_not_asked_for_conclude_nothing() -> None:
     assert plan(bare, document["want"]).action == "install"
 
 
+def test_asked_and_not_asked_of_the_repositories_are_told_apart() -> None:
+    document = _read(HOSTS[0].parent / "t06-headers-missing.yml")
+    not_asked = plan({**document["facts"], "candidates": None}, document["want"])
+    assert "no repository of this host offers" not in not_asked.refusals[0].todo
+    nothing = plan({**document["facts"], "candidates": {}}, document["want"])
+    assert {refusal.rule for refusal in nothing.refusals} == {"headers", "vanished"}
+    assert "no repository of this host offers" in nothing.refusals[0].todo
+
+
+def test_b8_a_secure_boot_that_cannot_be_read_is_said() -> None:
+    document = _read(HOSTS[0].parent / "c4-h100x8-nvswitch.yml")
+    decided = plan({**document["facts"], "secure_boot": None}, document["want"])
+    assert decided.action == "install"
+    assert any(warning.startswith("Secure Boot: whether it is on could not be read") for warning in decided.warnings)
+    unloaded = plan({**document["facts"], "secure_boot": None}, {**document["want"], "load_modules": False})
+    assert not any("Secure Boot" in warning for warning in unloaded.warnings)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "words"),
+    [
+        (None, "distribution: the facts name none"),
+        ({"id": "debian", "version": ""}, "debian: it names no release (testing and unstable do not)"),
+        ({"id": "rocky", "version": "9.5"}, "rocky 9.5: its driver packages are not known; use one of debian 12"),
+    ],
+)
+def test_a_distribution_without_a_set_says_why(distribution: Any, words: str) -> None:
+    document = _read(HOSTS[0].parent / "c4-h100x8-nvswitch.yml")
+    kernel = {**document["facts"]["kernel"], "distribution": distribution}
+    decided = plan({**document["facts"], "kernel": kernel}, document["want"])
+    assert [refusal.rule for refusal in decided.refusals] == ["distribution"]
+    assert words in decided.refusals[0].sentence
+
+
 def test_the_plan_is_the_same_for_any_order_of_devices() -> None:
     document = _read(HOSTS[0].parent / "c4-h100x8-nvswitch.yml")
     facts = {**document["facts"], "pci": list(reversed(document["facts"]["pci"]))}
@@ -140,7 +174,12 @@ def test_the_fabric_manager_can_be_decided_by_hand() -> None:
 def test_dependencies_of_the_driver_are_held_too() -> None:
     document = _read(HOSTS[0].parent / "c4-h100x8-nvswitch.yml")
     along = {"libnvidia-cfg1": "580.126.20-1", "dkms": "3.0.10-8+deb12u1"}
-    simulation = {"install": {**document["want"]["packages"], **along}, "remove": [], "upgrade": {}, "error": None}
+    simulation: dict[str, Any] = {
+        "install": {**document["want"]["packages"], **along},
+        "remove": [],
+        "upgrade": {},
+        "error": None,
+    }
     decided = plan({**document["facts"], "simulation": simulation}, document["want"])
     assert decided.action == "install"
     assert "libnvidia-cfg1" in decided.hold and "dkms" not in decided.hold
@@ -148,7 +187,12 @@ def test_dependencies_of_the_driver_are_held_too() -> None:
 
 def test_a_signed_module_may_come_although_its_name_begins_like_a_kernel() -> None:
     document = _read(HOSTS[0].parent / "b8-secure-boot-signed-modules.yml")
-    simulation = {"install": dict(document["want"]["packages"]), "remove": [], "upgrade": {}, "error": None}
+    simulation: dict[str, Any] = {
+        "install": dict(document["want"]["packages"]),
+        "remove": [],
+        "upgrade": {},
+        "error": None,
+    }
     decided = plan({**document["facts"], "simulation": simulation}, document["want"])
     assert decided.action == "install"
     assert [name for name in decided.packages if is_prebuilt(name)]

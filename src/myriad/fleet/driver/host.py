@@ -72,7 +72,7 @@ def check_headers(
     archive = f" (in {found.headers})" if found else ""
     if offered:
         todo = f"install {name} {offered[-1]}{archive}, or add it to the lock's packages"
-    elif "candidates" in facts:
+    elif facts.get("candidates") is not None:
         todo = (
             f"no repository of this host offers {name}{archive}: the archive has moved on to a newer kernel. Boot "
             "the newest "
@@ -153,9 +153,14 @@ def check_prebuilt(facts: Mapping[str, Any], wish: Wish, packages: Mapping[str, 
 
 def check_secure_boot(facts: Mapping[str, Any], wish: Wish, packages: Mapping[str, str], notes: Notes) -> None:
     """With Secure Boot on the kernel loads signed modules only."""
-    if not facts.get("secure_boot") or not wish.load_modules:
+    if not wish.load_modules or any(is_prebuilt(name) for name in packages) or not _is_built(packages):
         return
-    if any(is_prebuilt(name) for name in packages) or not _is_built(packages):
+    if "secure_boot" in facts and facts["secure_boot"] is None:
+        notes.warn(
+            "Secure Boot: whether it is on could not be read; where it is, the kernel refuses the module that is built "
+            "here unless its key is enrolled. Look with mokutil --sb-state"
+        )
+    if not facts.get("secure_boot"):
         return
     if facts.get("mok_enrolled"):
         notes.warn("Secure Boot is on: the module is signed with the enrolled machine owner key (dkms does that)")

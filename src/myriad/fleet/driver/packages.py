@@ -70,10 +70,16 @@ def package_set(facts: Mapping[str, Any], wish: Wish, notes: Notes) -> PackageSe
     found = find_set(name, release, wish.channel)
     if found is None and wish.channel in ("distribution", "vendor"):
         known = dict.fromkeys(f"{one.distribution} {number}" for one in sets() for number in one.releases)
+        if name and not release:
+            fault = "it names no release (testing and unstable do not), so its driver packages are not known"
+        elif name:
+            fault = "its driver packages are not known"
+        else:
+            fault = "the facts name none, so the names of the driver's packages are not known"
         notes.refuse(
             "distribution",
             f"{name or 'distribution'} {release}".strip(),
-            "its driver packages are not known",
+            fault,
             f"use one of {listing(known)}, or add a set to myriad/fleet/driver/rules.yml",
         )
     return found
@@ -102,9 +108,24 @@ def choose_packages(
             *(["fabric-manager"] if fabric else []),
             *(["subnet-manager"] if subnet else []),
         ]
+        if not wish.packages:
+            _no_set(needed, wish, found, notes)
+            return chosen
         for wanted in needed:
             _require(wanted, chosen, wish, found, notes)
     return chosen
+
+
+def _no_set(needed: Sequence[str], wish: Wish, found: PackageSet, notes: Notes) -> None:
+    """One sentence instead of one for each package, where the lock says nothing about this distribution and channel."""
+    names = [alternatives[0] for kind in needed for alternatives in found.patterns(kind, wish.driver)]
+    notes.refuse(
+        "lock",
+        "the lock's nvidia-driver packages",
+        f"there are none for {found.distribution} and the channel {found.channel}",
+        f"add a package set to stack.lock.yml with the exact versions of {', '.join(names)} and of what they depend on "
+        f"(repository: {found.component})",
+    )
 
 
 def _require(kind: str, chosen: Mapping[str, str], wish: Wish, found: PackageSet, notes: Notes) -> None:
@@ -125,7 +146,7 @@ def _require(kind: str, chosen: Mapping[str, str], wish: Wish, found: PackageSet
         notes.refuse(
             "lock",
             "the lock's nvidia-driver packages",
-            f"{kinds()[kind].about} is needed here and the lock names no {names}",
+            f"the lock names no {names} ({kinds()[kind].about}), and this host needs it",
             f"add {alternatives[0]} with its exact version (repository: {found.component})",
         )
 
