@@ -201,7 +201,7 @@ def test_an_address_is_no_host_name_with_a_domain() -> None:
     switches = {"10.0.1.1": "hall1/b1/r1", "10.0.2.1": "hall1/b1/r2"}
     assert cross_check(LAB, seen(gpu3="10.0.2.1"), switches=switches).agreeing == ("gpu3",)
     (found,) = cross_check(LAB, seen(gpu1="tor-r1", gpu3="10.0.9.1"), switches=switches | SWITCHES).mismatches
-    assert found.found == () and "10.0.9.1, of which no place near it is described" in found.message
+    assert found.found == () and "its neighbour is 10.0.9.1 (LLDP" in found.message
 
 
 def test_a_short_name_of_two_switches_names_neither() -> None:
