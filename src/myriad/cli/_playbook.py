@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from pathlib import Path
 
 from myriad.cli.output import err_console
 from myriad.errors import InputError, MyriadError
+from myriad.fleet.names import did_you_mean
+from myriad.inventory import read_inventory
+
+_ALWAYS = frozenset({"all", "ungrouped", "localhost", "127.0.0.1"})
 
 
 def playbook_path(name: str, start: Path | None = None) -> str:
@@ -40,6 +45,29 @@ def ansible_playbook_program() -> str:
             hint="Run `make env` in a clone, or install the wheel again.",
         )
     return str(own)
+
+
+def check_limit(inventory: Path, limit: str) -> None:
+    """Refuse a --limit that names what the inventory does not have, before anything starts.
+
+    Ansible itself warns, leaves the name out and goes on with the others. Patterns (`gpu*`, `!gpu1`, `@file`) are its
+    own business.
+
+    Raises:
+        InputError: a name is neither a host nor a group.
+    """
+    if not inventory.exists():
+        return
+    read = read_inventory(inventory)
+    known = read.hosts.keys() | read.groups.keys() | _ALWAYS
+    if not read.complete or not read.hosts:
+        return
+    for name in (part.strip() for part in limit.replace(":", ",").split(",")):
+        if re.fullmatch(r"[A-Za-z0-9_.-]+", name) and name not in known:
+            raise InputError(
+                f'"{name}" is neither a host nor a group of the inventory{did_you_mean(name, known - _ALWAYS)}',
+                where=str(inventory),
+            )
 
 
 def run_playbook(

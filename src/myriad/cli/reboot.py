@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from myriad.cli._playbook import run_playbook
+from myriad.cli._playbook import check_limit, run_playbook
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
 from myriad.runs import RunResult, parse, result_of
@@ -48,6 +48,8 @@ def reboot(
     if give_back:
         _give_back(nodes or [], kubeconfig)
         return
+    if nodes:
+        check_limit(inventory, ",".join(nodes))
     extra = {"reboot_force": "true"} if force else {}
     for name, value in (("reboot_batch", batch), ("reboot_per_rack", per_rack), ("reboot_gangs", gangs)):
         if value is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from myriad.cli._playbook import run_playbook
+from myriad.cli._playbook import check_limit, run_playbook
 from myriad.cli.output import console, emit_json
 from myriad.runs import RunResult, parse, result_of
 
@@ -44,6 +44,7 @@ def site(
     """
     arguments = [*(["--check"] if check else []), *(["--diff"] if diff else []), *context.args]
     if limit:
+        check_limit(inventory, limit)
         arguments += ["--limit", limit]
     _code, events = run_playbook(
         "site", inventory=inventory, arguments=arguments, extra={"site_full": "true"} if full else {}, quiet=json_

@@ -485,6 +485,12 @@ def _from_kubeconfig(path: str) -> Api:
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException, kube_config
 
+    if not Path(path).exists() and os.pathsep not in path:
+        raise ClusterUnreachableError(
+            "there is no such kubeconfig",
+            where=path,
+            hint="for the lab: `make lab` writes it and `. .lab/env` names it",
+        )
     configuration = Configuration()
     configuration.api_key = {}
     try:
@@ -499,15 +505,16 @@ def _from_kubeconfig(path: str) -> Api:
             hint="for the lab: `make lab` writes it and `. .lab/env` names it",
         ) from error
 
-    verify: ssl.SSLContext | bool = False
-    if configuration.verify_ssl:
-        verify = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    elif configuration.cert_file:
-        verify = ssl.create_default_context()
-        verify.check_hostname = False
-        verify.verify_mode = ssl.CERT_NONE
-    if isinstance(verify, ssl.SSLContext) and configuration.cert_file:
-        verify.load_cert_chain(configuration.cert_file, configuration.key_file)
+    try:
+        verify = _verification(configuration)
+    except (OSError, ValueError, TypeError) as error:
+        # ssl.SSLError is an OSError: its text names OpenSSL's source and never the file.
+        raise ClusterUnreachableError(
+            f"the kubeconfig's certificates cannot be used: {' '.join(str(error).split())}",
+            where=path,
+            hint="certificate-authority-data, client-certificate-data and client-key-data are PEM in base64, and the "
+            "key is that of the certificate",
+        ) from error
 
     def headers() -> Mapping[str, str]:
         if configuration.refresh_api_key_hook is not None:
@@ -521,6 +528,19 @@ def _from_kubeconfig(path: str) -> Api:
         return found
 
     return Api(configuration.host, verify=verify, headers=headers, source=path, proxy=configuration.proxy or None)
+
+
+def _verification(configuration: Any) -> ssl.SSLContext | bool:
+    verify: ssl.SSLContext | bool = False
+    if configuration.verify_ssl:
+        verify = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    elif configuration.cert_file:
+        verify = ssl.create_default_context()
+        verify.check_hostname = False
+        verify.verify_mode = ssl.CERT_NONE
+    if isinstance(verify, ssl.SSLContext) and configuration.cert_file:
+        verify.load_cert_chain(configuration.cert_file, configuration.key_file)
+    return verify
 
 
 class _TokenFile:
