@@ -95,6 +95,8 @@ KERNEL = {"release": "6.1.0-57-amd64", "headers": True, "distribution": {"id": "
         ({"foreign": True}, "foreign: is True, not a mapping"),
         ({"reboot_required": "linux-image"}, "reboot_required: is 'linux-image', not a list"),
         ({"candidates": {"nvidia-smi": "535.309.01-1"}}, "candidates: nvidia-smi is '535.309.01-1', not a list"),
+        ({"simulation": {"error": {"a": 1}}}, "simulation.error: is {'a': 1}, not text"),
+        ({"simulation": {"remove": ["x", 1]}}, "simulation.remove: is 1, not text"),
         ({"simulation": {"upgrade": {"x": "2"}}}, "simulation.upgrade: x is '2', not the two versions [from, to]"),
     ],
 )
@@ -114,6 +116,7 @@ def test_facts_of_another_form_are_named_and_not_guessed_around(
         ({"versions": "580.126.20"}, "want.versions: is '580.126.20', not a mapping with driver"),
         ({"versions": {"driver": 580.1}}, "want.versions.driver: is 580.1, not text; write it in quotes"),
         ({"packages": ["nvidia-smi=1"]}, "want.packages: is ['nvidia-smi=1'], not a mapping from packages"),
+        ({"kernels_accepted": [6.1]}, "want.kernels_accepted: is 6.1, not text; write it in quotes"),
         ({"fabric_manager": "yes"}, "want.fabric_manager: is 'yes', not true, false or auto"),
     ],
 )

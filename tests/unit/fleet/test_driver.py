@@ -127,6 +127,60 @@ def test_b8_a_secure_boot_that_cannot_be_read_is_said() -> None:
     assert not any("Secure Boot" in warning for warning in unloaded.warnings)
 
 
+@pytest.mark.parametrize("existing", ["adopt", "replace"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"built": {"signer": ""}}, "on the disk is not signed"),
+        ({"built": {"signer": "DKMS module signing key"}, "mok_enrolled": False}, "is not enrolled"),
+        ({"built": {"signer": "DKMS module signing key"}, "mok_enrolled": True}, ""),
+        ({"built": {"signer": "the site's own key"}, "mok_enrolled": None}, ""),
+        ({"built": {"signer": ""}, "loaded": True}, ""),
+        ({"built": {"signer": ""}, "secure_boot": False}, ""),
+    ],
+)
+def test_b8_a_module_that_is_there_and_not_let_in_is_refused(existing: str, change: dict[str, Any], words: str) -> None:
+    document = _read(HOSTS[0].parent / "b6-adopt-the-locked-set.yml")
+    driver = document["want"]["versions"]["driver"]
+    built = {**document["facts"]["module"]["built"], **change["built"]}
+    facts = {
+        **document["facts"],
+        "secure_boot": change.get("secure_boot", True),
+        "mok_enrolled": change.get("mok_enrolled"),
+        "module": {"loaded": driver if change.get("loaded") else None, "built": built},
+    }
+    decided = plan(facts, {**document["want"], "existing": existing})
+    if not words:
+        assert not decided.refused
+        return
+    (refusal,) = decided.refusals
+    assert refusal.rule == "secure-boot" and words in refusal.what and "Key was rejected" in refusal.what
+
+
+def test_what_is_wrong_with_installed_packages_is_not_put_right_in_the_lock() -> None:
+    document = _read(HOSTS[0].parent / "b6-adopt-another-version.yml")
+    installed = dict.fromkeys(document["facts"]["installed"], "470.256.02-1")
+    decided = plan({**document["facts"], "installed": installed}, document["want"])
+    branches = [refusal for refusal in decided.refusals if refusal.rule in ("branch", "mixed")]
+    assert branches and all("gpu_driver_existing to replace" in refusal.todo for refusal in branches)
+
+
+@pytest.mark.parametrize("version", ["latest", "580", "580.x"])
+def test_a_version_that_is_none_is_said_once(version: str) -> None:
+    document = _read(HOSTS[0].parent / "c4-h100x8-nvswitch.yml")
+    decided = plan(document["facts"], {**document["want"], "versions": {"driver": version}})
+    assert [refusal.what for refusal in decided.refusals if refusal.where == "gpu_driver_versions.driver"] == [
+        f'"{version}" is no exact driver version'
+    ]
+
+
+def test_a_release_that_is_none_is_no_old_kernel() -> None:
+    document = _read(HOSTS[0].parent / "c4-h100x8-nvswitch.yml")
+    kernel = {**document["facts"]["kernel"], "release": "custom"}
+    (refusal,) = plan({**document["facts"], "kernel": kernel}, document["want"]).refusals
+    assert refusal.rule == "kernel" and "begins with no version" in refusal.what
+
+
 @pytest.mark.parametrize(
     ("distribution", "words"),
     [

@@ -9,7 +9,7 @@ from myriad.fleet.catalog import CATALOG, GpuModel, model_fault
 from myriad.fleet.driver.notes import Notes, Wish, count_of
 from myriad.fleet.driver.result import FoundGpu, ModuleKind
 from myriad.fleet.driver.rules import kind_of
-from myriad.fleet.driver.versions import branch, older
+from myriad.fleet.driver.versions import branch, older, upstream
 from myriad.fleet.hardware import (
     ARCHITECTURES,
     NVIDIA,
@@ -160,19 +160,22 @@ def _by_branch(wish: Wish) -> tuple[ModuleKind, str]:
     return preferred, f"both modules serve these GPUs; before R{OPEN_DEFAULT_BRANCH} the proprietary one is the default"
 
 
-def check_branch(gpus: Gpus, module: ModuleKind | None, driver: str, where: str, notes: Notes) -> None:
+def check_branch(
+    gpus: Gpus, module: ModuleKind | None, driver: str, where: str, notes: Notes, *, todo: str = ""
+) -> None:
     """Refuse a driver version that does not know every GPU of the host.
 
     Args:
         where: what names the version, for the sentence (`gpu_driver_versions.driver`).
+        todo: what to do instead of locking another version, where the version is not the lock's.
     """
-    if not driver:
-        return
+    if not upstream(driver):
+        return  # check_lock says that it is no version
     number = branch(driver)
     for model in dict.fromkeys(gpus.models):
         fault = driver_fault(model, driver)
         if fault is not None:
-            notes.refuse("branch", where, *fault)
+            notes.refuse("branch", where, fault[0], todo or fault[1])
     if module == "open" and number < OPEN_FIRST_BRANCH:
         notes.refuse(
             "branch",

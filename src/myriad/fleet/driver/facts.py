@@ -104,7 +104,9 @@ def _flag(value: Any) -> str:
 
 
 def _list(value: Any) -> str:
-    return "" if isinstance(value, list | tuple) else f"is {_show(value)}, not a list"
+    if not isinstance(value, list | tuple):
+        return f"is {_show(value)}, not a list"
+    return next((fault for one in value if (fault := _text(one))), "")
 
 
 def _table(check: _Check) -> _Check:
@@ -163,7 +165,7 @@ _FACTS: Mapping[str, Any] = {
     "foreign": {"runfile": _flag, "version": _text},
     "reboot_required": _list,
     "candidates": _table(_list),
-    "simulation": {"install": _table(_text), "upgrade": _table(_pair), "remove": _list},
+    "simulation": {"error": _text, "install": _table(_text), "upgrade": _table(_pair), "remove": _list},
 }
 _WANT: Mapping[str, Any] = {
     "channel": _text,

@@ -94,6 +94,14 @@ def check_kernel(facts: Mapping[str, Any], wish: Wish, driver: str, packages: Ma
     if not release or not driver or not _is_built(packages):
         return
     series = numbers(release)[:2]
+    if not series:
+        notes.refuse(
+            "kernel",
+            f"kernel {release}",
+            f"its release begins with no version, so whether driver {driver} builds for it is not known",
+            "give the release as uname -r prints it",
+        )
+        return
     text = ".".join(str(part) for part in series)
     if series < numbers(OLDEST_KERNEL):
         notes.refuse(
@@ -165,11 +173,31 @@ def check_secure_boot(facts: Mapping[str, Any], wish: Wish, packages: Mapping[st
     if facts.get("mok_enrolled"):
         notes.warn("Secure Boot is on: the module is signed with the enrolled machine owner key (dkms does that)")
         return
+    _refuse_unsigned("the module that is built here is signed with no key that the firmware knows", notes)
+
+
+def check_unsigned(facts: Mapping[str, Any], wish: Wish, packages: Mapping[str, str], notes: Notes) -> None:
+    """A module that is built already and not loaded yet: whether Secure Boot lets it in."""
+    state = facts.get("module") or {}
+    built = state.get("built") or {}
+    if not facts.get("secure_boot") or not wish.load_modules or state.get("loaded") or not built:
+        return
+    if any(is_prebuilt(name) for name in packages) or facts.get("mok_enrolled"):
+        return
+    # A signer whose key is not among dkms's may be enrolled all the same (in the firmware's own list).
+    if built.get("signer") == "":
+        _refuse_unsigned(f"the module {built.get('version', '')} on the disk is not signed", notes)
+    elif facts.get("mok_enrolled") is False:
+        _refuse_unsigned(
+            f"the key that module {built.get('version', '')} on the disk is signed with is not enrolled", notes
+        )
+
+
+def _refuse_unsigned(what: str, notes: Notes) -> None:
     notes.refuse(
         "secure-boot",
         "Secure Boot",
-        "it is on, and the module that is built here is signed with no key that the firmware knows "
-        '("Key was rejected by service")',
+        f'it is on, and {what} ("Key was rejected by service")',
         "enrol a machine owner key (mokutil --import /var/lib/dkms/mok.pub, then confirm it on the console at the next "
         "boot), or lock signed modules (Ubuntu: linux-modules-nvidia-...), or switch Secure Boot off in the firmware",
     )

@@ -156,11 +156,23 @@ def check_lock(packages: Mapping[str, str], wish: Wish, notes: Notes) -> None:
     if not wish.driver:
         notes.refuse("lock", "gpu_driver_versions.driver", "no driver version is locked", "name the exact version")
         return
+    if not upstream(wish.driver):
+        notes.refuse(
+            "lock",
+            "gpu_driver_versions.driver",
+            f'"{wish.driver}" is no exact driver version',
+            "name it in full, as 580.126.20",
+        )
+        return
     check_mix(packages, wish.driver, "the lock", notes)
 
 
-def check_mix(packages: Mapping[str, str], driver: str, where: str, notes: Notes) -> None:
-    """Refuse versions that may not stand together; warn about those that may."""
+def check_mix(packages: Mapping[str, str], driver: str, where: str, notes: Notes, *, todo: str = "") -> None:
+    """Refuse versions that may not stand together; warn about those that may.
+
+    Args:
+        todo: what to do instead of locking other versions, where the versions are not the lock's.
+    """
     other = {name: version for name, version in exact(packages).items() if version != driver}
     if other:
         kind_names = dict.fromkeys(kind.about for name in sorted(other) if (kind := kind_of(name)) is not None)
@@ -169,7 +181,7 @@ def check_mix(packages: Mapping[str, str], driver: str, where: str, notes: Notes
             where,
             f"driver {driver} cannot stand next to {versions_text({name: packages[name] for name in other})}: "
             f"{listing(kind_names)} must have the driver's version exactly",
-            "lock one version for all of them",
+            todo or "lock one version for all of them",
         )
     for name, version in sorted(packages.items()):
         kind = kind_of(name)
@@ -181,7 +193,7 @@ def check_mix(packages: Mapping[str, str], driver: str, where: str, notes: Notes
                 where,
                 f"{name} {version} is of an older branch than driver {driver}; {kind.about} may be of "
                 f"R{branch(driver)} or newer",
-                f"lock {name} of R{branch(driver)}",
+                todo or f"lock {name} of R{branch(driver)}",
             )
         else:
             notes.warn(

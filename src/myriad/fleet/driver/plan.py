@@ -25,6 +25,7 @@ from myriad.fleet.driver.host import (
     check_runfile,
     check_secure_boot,
     check_strange_module,
+    check_unsigned,
     target_kernel,
     unbuilt,
 )
@@ -151,6 +152,8 @@ class _Work:
             check_kernel(facts, wish, wish.driver, packages, notes)
             check_prebuilt(facts, wish, packages, notes)
             check_secure_boot(facts, wish, packages, notes)
+        else:
+            check_unsigned(facts, wish, packages, notes)
         if not here:
             check_candidates(packages, facts, found, notes)
             along = check_simulation(packages, remove, facts, wish, notes)
@@ -197,8 +200,9 @@ class _Work:
         driver = distinct[0]
         if driver == wish.driver and self._is_part_of_lock(installed):
             return None
-        check_mix(installed, driver, "installed driver packages", notes)
-        check_branch(self.gpus, None, driver, "installed driver packages", notes)
+        where, todo = "installed driver packages", f"set gpu_driver_existing to replace, which brings {wish.driver}"
+        check_mix(installed, driver, where, notes, todo=todo)
+        check_branch(self.gpus, None, driver, where, notes, todo=todo)
         names = {kind.name for name in installed if (kind := kind_of(name)) is not None}
         held = [kind for kind in ("open", "proprietary") if f"module-{kind}" in names]
         if decision.module and held and decision.module not in held and not self._either_module():
@@ -234,6 +238,8 @@ class _Work:
                 f"{missing}, so there is nothing to adopt",
                 "build it (dkms autoinstall), or set gpu_driver_existing to replace",
             )
+        else:
+            check_unsigned(self.facts, wish, installed, notes)
         mig = check_mig(self.gpus, driver, notes)
         reason = f"driver {driver} is there, of one version in all its {len(versions)} packages, and stays"
         return self._finish("adopt", reason, driver, installed, (), [], mig, held_module=_one(held))
