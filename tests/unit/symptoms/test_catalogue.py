@@ -129,6 +129,9 @@ def test_the_callers_place_breaks_a_tie() -> None:
         "nvidia: module verification failed: signature and/or required key missing - tainting kernel\n"
         "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.20",
         "leader election: there is no leader yet, trying to acquire lease",
+        "election won, new leader node-1; lost leader lease for namespace kube-system/cert-manager",
+        "NVRM: Xid (PCI:0000:4e:00): 31, pid=9, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS",
+        "trainer exited with error code 803042",
         "NCCL INFO Using network Socket\nnode-3:802:950 [0] NCCL INFO comm 0x55 rank 3 nranks 8 - Init COMPLETE",
         "Error 404: page not found; exit status 35",
     ],
