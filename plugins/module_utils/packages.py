@@ -362,8 +362,15 @@ def mark_manual(names):
         run(["apt-mark", "manual", *sorted(names)], timeout=LOCK_TIMEOUT_S)
 
 
-def unforeseen(simulation, packages, remove):
-    """Everything in a simulated transaction that nobody asked for, as sentences."""
+def unforeseen(simulation, packages, remove, kept=()):
+    """Everything in a simulated transaction that nobody asked for, as sentences.
+
+    Args:
+        simulation: what `parse_simulation` read.
+        packages: exact version by name, as asked for.
+        remove: names that are meant to leave.
+        kept: names that somebody else holds. apt is told that it may change held packages, for those of the set.
+    """
     said = []
     changed = {**simulation["install"], **{name: pair[1] for name, pair in simulation["upgrade"].items()}}
     for name, version in sorted(packages.items()):
@@ -371,6 +378,8 @@ def unforeseen(simulation, packages, remove):
             said.append(f"{name} would become {changed[name]}, the lock says {version}")
     for name in sorted(set(simulation["remove"]) - set(remove)):
         said.append(f"{name} would be removed")
+    for name in sorted(set(kept) & set(simulation["upgrade"]) - set(packages)):
+        said.append(f"{name}, which somebody holds on this host (apt-mark showhold), would become {changed[name]}")
     kernels = [name for name in [*changed, *simulation["remove"]] if KERNEL.match(name) and name not in packages]
     for name in sorted(set(kernels)):
         becomes = "removed" if name in simulation["remove"] else f"changed to {changed[name]}"

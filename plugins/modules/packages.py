@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: packages
 short_description: A set of packages at exact versions, in one transaction
 description:
-  - apt simulates the transaction first. It is refused when it would remove a package that is not listed, change a kernel package, or install another
-    version than the one given. A version that the repositories no longer have is refused with those that they have; nothing newer is installed.
+  - apt simulates the transaction first. It is refused when it would remove a package that is not listed, change a kernel package or one that somebody
+    else holds, or install another version than the one given. A version that the repositories no longer have is refused with those that they have; nothing newer is installed.
   - Afterwards the installed versions are compared with the given ones, and the packages are held.
   - What an interrupted dpkg left is finished first.
   - Everything is recorded, so that M(myriad.gpu.node_state) finds a version that moved or a hold that is gone, and removes with C(state=absent) exactly
@@ -204,7 +204,7 @@ class Transaction:
                 "apt cannot install the locked set:\n{}\nNothing was changed. The set in the lock must fit together and with "
                 "what is on the host; what stands in its way is named above.".format(simulation["error"])
             )
-        said = packages.unforeseen(simulation, self.wanted, leaving)
+        said = packages.unforeseen(simulation, self.wanted, leaving, database.held - self.own_holds())
         if said:
             raise packages.PackageError(
                 "the transaction is refused, because it would do more than was asked for: {}. Nothing was changed. "
@@ -228,6 +228,9 @@ class Transaction:
                 self.available(differs, fresh=True)
             raise
         packages.mark_manual([name for name in self.wanted if name in simulation["install"]])
+
+    def own_holds(self):
+        return {entry["name"] for entry in self.record.entries("holds") if entry.get("ours")}
 
     def available(self, differs, fresh=False):
         """Whether the repositories have every version; lists are fetched when they do not say so. None: check mode cannot know."""

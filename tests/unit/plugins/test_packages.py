@@ -382,6 +382,24 @@ def test_b4_a_transaction_that_does_more_is_refused_before_it_begins(transact, m
     assert manager.installed == {"libc6": "1"}
 
 
+def test_b1_a_package_that_somebody_else_holds_does_not_move_along(transact, manager, packages):
+    manager.kernels = {"libc6": "2"}
+    manager.held = {"libc6"}
+    with pytest.raises(packages.PackageError, match=r"libc6, which somebody holds on this host .* would become 2"):
+        transact()
+    assert manager.installed == {"libc6": "1"}
+    manager.held = set()
+    transact()
+
+
+def test_b1_what_the_role_holds_itself_moves_along(transact, manager):
+    transact(hold=["libc6"])
+    assert "libc6" in manager.held
+    manager.kernels = {"libc6": "2"}
+    result = transact(packages={"nvidia-smi": "3", "libnvidia-ml1": "3"}, hold=["libc6"])
+    assert result["transaction"]["upgrade"]["libc6"] == ["1", "2"]
+
+
 def test_k1_the_error_of_apt_is_told_with_its_last_lines(transact, manager, packages):
     manager.fails = (
         "Get:1 http://x\nSetting up nvidia-smi (2) ...\ndpkg: error processing package nvidia-smi (--configure):\n"
