@@ -169,6 +169,8 @@ def test_what_is_wrong_with_installed_packages_is_not_put_right_in_the_lock() ->
 def test_a_version_that_is_none_is_said_once(version: str) -> None:
     document = _read(HOSTS[0].parent / "c4-h100x8-nvswitch.yml")
     decided = plan(document["facts"], {**document["want"], "versions": {"driver": version}})
+    adopting = _read(HOSTS[0].parent / "b6-adopt-another-version.yml")
+    assert plan(adopting["facts"], {**adopting["want"], "versions": {"driver": version}}).refused
     assert [refusal.what for refusal in decided.refusals if refusal.where == "gpu_driver_versions.driver"] == [
         f'"{version}" is no exact driver version'
     ]

@@ -170,7 +170,7 @@ def check_branch(
         todo: what to do instead of locking another version, where the version is not the lock's.
     """
     if not upstream(driver):
-        return  # check_lock says that it is no version
+        return  # check_channel says that it is no version
     number = branch(driver)
     for model in dict.fromkeys(gpus.models):
         fault = driver_fault(model, driver)

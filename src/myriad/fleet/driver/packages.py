@@ -28,7 +28,7 @@ _FABRIC_KINDS = ("fabric-manager", "subnet-manager")
 
 
 def check_channel(wish: Wish, notes: Notes) -> None:
-    """Refuse what is no channel, the runfile with its reason."""
+    """Refuse what is no channel, the runfile with its reason, and other choices that are none."""
     if wish.channel == "runfile":
         notes.refuse(
             "channel",
@@ -58,6 +58,13 @@ def check_channel(wish: Wish, notes: Notes) -> None:
             "gpu_driver_module",
             f'"{wish.module}" is no module{did_you_mean(wish.module, ["auto", "open", "proprietary"])}',
             "use auto, open or proprietary",
+        )
+    if wish.driver and not upstream(wish.driver):
+        notes.refuse(
+            "lock",
+            "gpu_driver_versions.driver",
+            f'"{wish.driver}" is no exact driver version',
+            "name it in full, as 580.126.20",
         )
 
 
@@ -156,15 +163,8 @@ def check_lock(packages: Mapping[str, str], wish: Wish, notes: Notes) -> None:
     if not wish.driver:
         notes.refuse("lock", "gpu_driver_versions.driver", "no driver version is locked", "name the exact version")
         return
-    if not upstream(wish.driver):
-        notes.refuse(
-            "lock",
-            "gpu_driver_versions.driver",
-            f'"{wish.driver}" is no exact driver version',
-            "name it in full, as 580.126.20",
-        )
-        return
-    check_mix(packages, wish.driver, "the lock", notes)
+    if upstream(wish.driver):
+        check_mix(packages, wish.driver, "the lock", notes)
 
 
 def check_mix(packages: Mapping[str, str], driver: str, where: str, notes: Notes, *, todo: str = "") -> None:
