@@ -132,9 +132,9 @@ def choose(fleet: Fleet, *, rack: str, pool: str, nodes: str) -> list[Host]:
         if pool not in fleet.pools:
             raise InputError(f'"{pool}" is not a pool{names.did_you_mean(pool, fleet.pools)}')
         found = [host for host in found if host.pool == pool]
-    pools = sorted({host.pool or "none" for host in found})
     if not found:
-        raise InputError(f"no node of pool {pool} stands there")
+        raise InputError(f"no node of pool {pool} stands there" if pool else "no node is named", where=nodes or rack)
+    pools = sorted({host.pool for host in found if host.pool is not None})
     if len(pools) > 1:
         raise InputError(
             f"these nodes are of several pools ({', '.join(pools)}), which have thresholds of their own",
@@ -149,6 +149,8 @@ def named(fleet: Fleet, text: str) -> list[Host]:
     for name in (part.strip() for part in text.split(",") if part.strip()):
         if name not in fleet.hosts:
             raise InputError(f'"{name}" is not a host of the inventory{names.did_you_mean(name, fleet.hosts)}')
+        if fleet.hosts[name].pool is None:
+            raise InputError(f"{name} is of no pool: it has no GPUs and no threshold", hint="name nodes of a pool")
         found.append(fleet.hosts[name])
     return found
 

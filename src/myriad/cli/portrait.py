@@ -86,7 +86,12 @@ def looked(node: str | None, fixture: Path | None, record: Path | None) -> Answe
     name = node or (fixture.name if fixture is not None else socket.gethostname())
     found, _ = portrait_of(name, recorder or source, _now().strftime("%Y-%m-%dT%H:%M:%SZ"), collectors())
     if recorder is not None and record is not None:
-        recorder.save(record)
+        try:
+            recorder.save(record)
+        except OSError as error:
+            raise InputError(
+                f"the recording cannot be kept there: {error.strerror}", where=str(error.filename or record)
+            ) from error
     return _answer(name, found, Spec(), "")
 
 

@@ -24,8 +24,8 @@ def reboot(
         "inventories/lab"
     ),
     force: Annotated[bool, typer.Option("--force", help="Also those that need no reboot.")] = False,
-    batch: Annotated[int | None, typer.Option(help="Nodes that are away at a time, at most.")] = None,
-    per_rack: Annotated[int | None, typer.Option(help="Of one rack, at most.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Nodes that are away at a time, at most.")] = None,
+    per_rack: Annotated[int | None, typer.Option(min=1, help="Of one rack, at most.")] = None,
     gangs: Annotated[
         str | None, typer.Option(help="Nodes that share a running gang: together, wait (leave them) or apart.")
     ] = None,
@@ -48,6 +48,8 @@ def reboot(
     if give_back:
         _give_back(nodes or [], kubeconfig)
         return
+    if gangs is not None and gangs not in ("together", "wait", "apart"):
+        raise InputError(f'--gangs is "{gangs}"; allowed: together, wait or apart')
     if nodes:
         check_limit(inventory, ",".join(nodes))
     extra = {"reboot_force": "true"} if force else {}

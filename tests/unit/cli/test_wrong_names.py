@@ -9,9 +9,15 @@ import pytest
 import yaml
 
 from myriad.cli._playbook import check_limit
+from myriad.cli.burnin import choose, named
+from myriad.cli.portrait import looked
+from myriad.cli.reboot import reboot
 from myriad.errors import InputError
+from myriad.fleet import check
+from myriad.inventory import read_inventory
 from myriad.kube.client import ClusterUnreachableError, connect
 
+MACHINE = Path(__file__).parents[2] / "fixtures" / "machines" / "a10-x1"
 EXAMPLE = Path(__file__).resolve().parents[3] / "inventories" / "example"
 
 
@@ -64,3 +70,31 @@ def test_a_limit_that_names_nobody_is_refused(limit: str) -> None:
     with pytest.raises(InputError, match="neither a host nor a group of the inventory; ") as caught:
         check_limit(EXAMPLE, limit)
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nodes": "cp1,cp2"}, "cp1 is of no pool"),
+        ({"nodes": ","}, "no node is named"),
+        ({"nodes": "gpu0001", "pool": "serving"}, "no node of pool serving stands there"),
+        ({"rack": "hall9"}, 'no node stands in "hall9"'),
+    ],
+)
+def test_a_burn_in_of_nobody_is_refused(given: dict[str, str], said: str) -> None:
+    fleet = check(read_inventory(EXAMPLE)).fleet
+    with pytest.raises(InputError, match=said):
+        choose(fleet, **{"rack": "", "pool": "", "nodes": ""} | given)
+    with pytest.raises(InputError, match="of no pool"):
+        named(fleet, "cp1")
+
+
+def test_a_recording_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="the recording cannot be kept there"):
+        looked("gpu1", MACHINE, tmp_path / "file" / "below")
+
+
+def test_an_order_of_gangs_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="allowed: together, wait or apart"):
+        reboot(nodes=["gpu0001"], inventory=EXAMPLE, gangs="maybe")
