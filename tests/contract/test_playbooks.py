@@ -167,8 +167,6 @@ def test_a_scenario_prepares_with_roles_that_the_site_runs_before(role: str) -> 
         assert order.index(role) == 0, f"{role} has nothing before it"
         return
     imported = {Path(play["ansible.builtin.import_playbook"]).parent.name for play in yaml.safe_load(path.read_text())}
-    # What only this scenario needs (links of a fabric) stands in its own folder.
-    imported.discard(role)
     assert len(imported) == 1, "a scenario names the one before it, which names what it needs itself"
     before = imported.pop()
     assert order.index(before) < order.index(role) or {before, role} == {"kubernetes_control_plane", "kubernetes_node"}
