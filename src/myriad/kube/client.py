@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import httpx
 
@@ -74,10 +75,11 @@ class Resource:
         """The URL path of the collection, of one object, or of a part of it."""
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if self.namespaced and namespace:
-            parts += ["namespaces", namespace]
+            parts += ["namespaces", quote(namespace, safe="")]
         parts.append(self.plural)
         if name:
-            parts.append(name)
+            # What a person types is a name and never a way to another object.
+            parts.append(quote(name, safe=":"))
         if subresource:
             parts.append(subresource)
         return "/" + "/".join(parts)

@@ -15,7 +15,7 @@ from myriad.cli.reboot import reboot
 from myriad.errors import InputError
 from myriad.fleet import check
 from myriad.inventory import read_inventory
-from myriad.kube.client import ClusterUnreachableError, connect
+from myriad.kube.client import NODES, ClusterUnreachableError, connect
 
 MACHINE = Path(__file__).parents[2] / "fixtures" / "machines" / "a10-x1"
 EXAMPLE = Path(__file__).resolve().parents[3] / "inventories" / "example"
@@ -98,3 +98,8 @@ def test_a_recording_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
 def test_an_order_of_gangs_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="allowed: together, wait or apart"):
         reboot(nodes=["gpu0001"], inventory=EXAMPLE, gangs="maybe")
+
+
+def test_a_name_is_no_way_to_another_object() -> None:
+    assert NODES.path(name="../../secrets?x#y") == "/api/v1/nodes/..%2F..%2Fsecrets%3Fx%23y"
+    assert NODES.path(name="system:node") == "/api/v1/nodes/system:node"
