@@ -206,12 +206,13 @@ def explain_fetch(text, address, keyring):
         address: URL of the repository as its source names it.
         keyring: the file that holds its keys.
     """
-    begins = (*WARNINGS, *ERRORS, "Err:", "  ")
-    here = [line for line in text.splitlines() if line.startswith(begins) or "GPG error" in line]
-    words = "\n".join(here)
-    mine = "\n".join(line for line in here if address.rstrip("/") in line) or words
+    # apt shows an address without the name and password in it; so do these sentences.
+    address = re.sub(r"//[^/@]*@", "//", address)
+    ours = re.compile(re.escape(address.rstrip("/")) + r"(?![\w.-])")
+    blocks = [block for block in _complaints(text) if ours.search(block)]
+    words = "\n".join(blocks)
     for pattern, what in _KEY_TROUBLE:
-        match = pattern.search(mine) or pattern.search(words)
+        match = pattern.search(words)
         if match:
             return (
                 f"repository {address}: the signing key {match['key'] or '(unnamed)'} in {keyring} {what}. Nothing "
@@ -220,18 +221,33 @@ def explain_fetch(text, address, keyring):
                 "nothing on the boot path asks this repository."
             )
     expired = re.search(r"Release file for (\S+) is (expired|not valid yet)([^.]*)", words)
-    if expired and address.rstrip("/") in expired[1]:
+    if expired:
         return (
             f"repository {address}: its index is {expired[2]}{expired[3]}. Sync the mirror, and check the host's clock."
         )
-    for line in here:
-        if line.startswith((*ERRORS, *WARNINGS)) and address.rstrip("/") in line:
-            said = line.partition(": ")[2].strip()
+    for block in blocks:
+        if block.startswith((*ERRORS, *WARNINGS)):
+            said = block.splitlines()[0].partition(": ")[2].strip()
             return (
                 f"repository {address}: {said} Is the mirror up, and does it hold this suite? "
                 f"`curl -I {address}` on the host tells."
             )
     return None
+
+
+def _complaints(text):
+    """What apt complains about, each with the lines that belong to it: those that are indented."""
+    found = []
+    inside = False
+    for line in text.splitlines():
+        if line.startswith((*WARNINGS, *ERRORS, "Err:")) or "GPG error" in line:
+            found.append(line)
+            inside = True
+        elif inside and line.startswith(" "):
+            found[-1] += "\n" + line
+        else:
+            inside = False
+    return found
 
 
 # --- apt itself ------------------------------------------------------------------------------------------------------

@@ -183,6 +183,20 @@ def test_t09_trouble_of_another_repository_is_not_ours(packages):
     said = "W: Failed to fetch http://elsewhere.example/dists/x/InRelease  Could not resolve 'elsewhere.example'\n"
     assert packages.explain_fetch(said, MIRROR, "k") is None
     assert packages.explain_fetch("Hit:1 http://mirror.example/cuda ./ InRelease\n", MIRROR, "k") is None
+    key = "Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key A4B469963BF863CC, which"
+    other = (
+        f"Err:2 http://elsewhere.example/deb x InRelease\n  {key}\n"
+        "W: GPG error: http://mirror.example/cuda-old ./ Release: EXPKEYSIG A4B469963BF863CC x\n"
+    )
+    assert packages.explain_fetch(f"{other}Hit:3 {MIRROR} ./ InRelease\n", MIRROR, "k") is None
+    gone = packages.explain_fetch(f"{other}E: Failed to fetch {MIRROR}./Release  404  Not Found\n", MIRROR, "k")
+    assert "404" in gone and "signing key" not in gone
+
+
+def test_t09_a_password_in_the_address_is_not_in_apts_words(packages):
+    said = f"W: GPG error: {MIRROR} ./ Release: NO_PUBKEY A4B469963BF863CC\n"
+    told = packages.explain_fetch(said, MIRROR.replace("//", "//name:word@"), "k")
+    assert "another key" in told and "word" not in told
 
 
 def test_b4_what_nobody_asked_for_is_said(packages):
