@@ -92,8 +92,10 @@ def _own(portrait: Portrait) -> dict[str, str]:
     if len(memories) == 1 and None not in memories:
         labels[GPU_MEMORY] = str(memories.pop())
     if labels[GPU_PRODUCT] == MIXED:
-        for name, count in Counter(_name(gpu) for gpu in gpus).items():
-            labels[f"{GPU_COUNT}.{label_value(name)[: MAX_NAME - len('gpu-count.')].rstrip('-_.')}"] = str(count)
+        # Products whose names differ in what a key may not hold are counted together.
+        for key, count in Counter(_count_key(_name(gpu)) for gpu in gpus).items():
+            if key:
+                labels[key] = str(count)
     if portrait.driver is not None and portrait.driver.cuda:
         labels[CUDA_DRIVER] = portrait.driver.cuda
     if any(gpu.mig is not None for gpu in gpus):
@@ -104,6 +106,11 @@ def _own(portrait: Portrait) -> dict[str, str]:
     if domain:
         labels[NVLINK_DOMAIN] = domain
     return labels
+
+
+def _count_key(name: str) -> str:
+    plain = label_value(name)[: MAX_NAME - len("gpu-count.")].rstrip("-_.")
+    return f"{GPU_COUNT}.{plain}" if plain else ""
 
 
 def _name(gpu: Gpu) -> str:
@@ -127,8 +134,13 @@ def layout(gpus: Sequence[Gpu]) -> MigStrategy:
 
 def _profiles(gpus: Sequence[Gpu]) -> dict[str, int]:
     # `1g.10gb+me` is `1g.10gb.me` in resource and label names, as the vendor's device plugin writes it.
-    names = (piece.profile.replace("+", ".") for gpu in gpus if gpu.mig for piece in gpu.mig.slices if piece.profile)
-    return dict(sorted(Counter(names).items()))
+    names = (_profile(piece.profile) for gpu in gpus if gpu.mig for piece in gpu.mig.slices)
+    return dict(sorted(Counter(name for name in names if name).items()))
+
+
+def _profile(name: str) -> str:
+    # Room for what stands around it in keys.
+    return label_value(name.replace("+", "."))[: MAX_NAME - len("mig-.sharing-strategy")].rstrip("-_.")
 
 
 def _domain(portrait: Portrait) -> str:
@@ -163,7 +175,7 @@ def _gfd(portrait: Portrait, settings: Labelling) -> dict[str, str]:
     if strategy == "mixed":
         for profile, count in _profiles(gpus).items():
             pieces = [piece for gpu in gpus if gpu.mig for piece in gpu.mig.slices]
-            sizes = {piece.memory_mib for piece in pieces if piece.profile.replace("+", ".") == profile}
+            sizes = {piece.memory_mib for piece in pieces if _profile(piece.profile) == profile}
             memory = sizes.pop() if len(sizes) == 1 else None
             labels |= _resource(f"mig-{profile}", f"{product}-MIG-{profile}", count, memory, settings)
     return labels

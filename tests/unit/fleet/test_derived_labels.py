@@ -169,3 +169,24 @@ def test_long_values_stay_different_and_odd_ones_become_legal() -> None:
     assert len(label_value(one)) == 63 and label_value(one) != label_value(other)
     assert label_value("Graphics Device (rev ff)") == "Graphics-Device-rev-ff"
     assert label_value("___") == ""
+
+
+def test_no_name_makes_a_key_that_a_node_may_not_carry() -> None:
+    names = ("Board A+B", "Board A/B", "\u9f8d", "x" * 80, "-", "Board \u00fc")
+    gpus = tuple(
+        Gpu(
+            observed="gpus", index=index, vendor="nvidia", product=name,
+            mig=Mig(mode="enabled", pending="enabled", slices=(MigSlice(profile=name), MigSlice(profile="1g.10gb+me"))),
+        )
+        for index, name in enumerate(names)
+    )  # fmt: skip
+    portrait = Portrait(node="n", observations={"gpus": Observation(source="s", at="t")}, gpus=gpus)
+    labels = derive_labels(portrait, Spec(), Labelling(sets=("own", "gfd")))
+    for key, value in labels.items():
+        prefix, _, name = key.partition("/")
+        assert re.fullmatch(r"[a-z0-9.]+", prefix)
+        for text in (name, value):
+            assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", text), key
+    assert labels["myriad.dev/gpu-product"] == "mixed"
+    assert labels["myriad.dev/gpu-count.Board-A-B"] == "2"
+    assert labels["myriad.dev/mig-1g.10gb.me"] == "6"
