@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from myriad.agent.collect.assemble import portrait_of
+from myriad.agent.collect.kernel import Xids
 from myriad.agent.collect.pci import UNREAD
 from myriad.agent.collect.source import Recorded
 from myriad.agent.gate import Kubelet, Verdict, judge
@@ -36,6 +37,13 @@ def changed(tmp_path: Path, change: Change, *, only: int | None = None) -> Portr
         parts[only + 1] = change(parts[only + 1])
     answer.write_text("".join(parts))
     return portrait_of("gpu3", Recorded(folder), AT)[0]
+
+
+class Told(Recorded):
+    """A machine of a few files."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self._files, self._links, self._folders, self._commands = dict(files), {}, {}, {}
 
 
 def verdict(found: Portrait, *, resource: str = "nvidia.com/gpu") -> Verdict:
@@ -165,6 +173,16 @@ def test_an_ascend_without_driver_is_not_told_to_load_nvidias(tmp_path: Path) ->
     judged = verdict(found, resource="huawei.com/Ascend310P")
     assert not judged.open
     assert not any("modprobe nvidia" in check.next for check in judged.checks)
+
+
+def test_times_that_no_calendar_holds_are_not_known() -> None:
+    xids = (
+        "4,1,99999999999999999999999,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1\n"
+        "<4>[99999999999999999.5] NVRM: Xid (PCI:0000:1c:00): 79"
+    )
+    for start in ("1795939200", "9" * 30, "9" * 12):
+        found = Xids().collect(Told({"/dev/kmsg": xids, "/proc/stat": f"btime {start}"}), AT)
+        assert [seen.first_at for codes in (found.xids or {}).values() for seen in codes] == ["", ""]
 
 
 def test_tables_of_npu_smi_with_gaps_are_read_as_far_as_they_go() -> None:

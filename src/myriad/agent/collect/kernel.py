@@ -145,10 +145,16 @@ def _when(booted: datetime | None, match: re.Match[str] | None) -> str:
 
 
 def _stamp(booted: datetime | None, after_s: float) -> str:
-    return "" if booted is None else (booted + timedelta(seconds=int(after_s))).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        return "" if booted is None else (booted + timedelta(seconds=int(after_s))).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except OverflowError:
+        return ""
 
 
 def boot_time(source: Source) -> datetime | None:
     """When the kernel started, by /proc/stat."""
     match = re.search(r"^btime (\d+)$", source.read("/proc/stat") or "", re.MULTILINE)
-    return datetime.fromtimestamp(int(match[1]), UTC) if match else None
+    try:
+        return datetime.fromtimestamp(int(match[1]), UTC) if match else None
+    except (OverflowError, OSError, ValueError):
+        return None
