@@ -169,6 +169,7 @@ class CallbackModule(CallbackBase):
         self._seen: dict[str, int] = {}
         self._skipped: dict[str, int] = {}
         self._errors: list[tuple[str, str, str]] = []
+        self._reboots: dict[str, list[str]] = {}
         self._events = Events()
         self._live: LiveView | None = None
         self._check = False
@@ -286,6 +287,10 @@ class CallbackModule(CallbackBase):
         if status in ("failed", "unreachable"):
             message = _message(values)
             self._error(host, state, status, message, values, ignored)
+        reboot = [str(reason) for reason in values.get("reboot_required") or []]
+        for reason in reboot:
+            if reason not in self._reboots.setdefault(host, []):
+                self._reboots[host].append(reason)
         self._events.write(
             "result",
             host=host,
@@ -298,6 +303,7 @@ class CallbackModule(CallbackBase):
             changed_items=_items(values),
             seconds=round(time.monotonic() - state.started, 3),
             **({"message": message, "ignored": ignored} if message or ignored else {}),
+            **({"reboot": reboot} if reboot else {}),
         )
         if self._display.verbosity > 0 and status in ("ok", "changed"):
             self._say(f"{host} · {state.title} => {self._dump_results(values)}", color=_color(status))
@@ -387,6 +393,11 @@ class CallbackModule(CallbackBase):
         )[: self.get_option("slowest")]
         for number, (seconds, state) in enumerate(slowest):
             self._say(f"{'slowest' if number == 0 else '':<8} {seconds:6.1f} s  {state.play} · {state.title}")
+        for host, reasons in self._reboots.items():
+            self._say(f"reboot   {host}: {'; '.join(reasons)}", color=C.COLOR_CHANGED)
+        if self._reboots:
+            nodes = " ".join(self._reboots)
+            self._say(f"         next: myriad reboot -i INVENTORY {nodes}   # drains first, one batch at a time")
         if self._errors:
             self._next()
 

@@ -7,7 +7,7 @@ The events are written by the callback ``myriad.gpu.progress`` (one JSON object 
     {"event": "play", "name"}
     {"event": "task", "name", "role", "play", "action"}
     {"event": "result", "host", "task", "role", "play", "action", "status", "changed", "changed_items", "seconds",
-                        "message", "ignored"}
+                        "message", "ignored", "reboot"}
     {"event": "stats", "hosts", "tasks", "skipped", "plays", "seconds"}
 
 ``status`` is ok, changed, failed, unreachable or skipped; every event has ``time`` in seconds since 1970.
@@ -37,6 +37,7 @@ class HostResult:
         changed_items: what they changed, item by item, where the module tells.
         failures: (role, task, sentence) of what failed and was not ignored or rescued.
         unreachable: the sentence of why it could not be reached; empty when it could.
+        reboot: why it has to be rebooted before what was done holds.
     """
 
     name: str
@@ -47,6 +48,7 @@ class HostResult:
     changed_items: list[str] = field(default_factory=list)
     failures: list[tuple[str, str, str]] = field(default_factory=list)
     unreachable: str = ""
+    reboot: list[str] = field(default_factory=list)
 
     @property
     def is_converged(self) -> bool:
@@ -207,6 +209,7 @@ def _add(result: RunResult, event: Mapping[str, Any]) -> None:
     if event.get("changed"):
         host.changed.append((role, task))
         host.changed_items.extend(str(item) for item in event.get("changed_items") or [])
+    host.reboot.extend(reason for reason in event.get("reboot") or [] if reason not in host.reboot)
     if event.get("ignored"):
         return
     message = str(event.get("message") or status)

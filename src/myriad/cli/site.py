@@ -87,6 +87,7 @@ def _document(run: RunResult, code: int, closed: list[dict[str, Any]]) -> dict[s
                 "changed": [{"role": role, "task": task} for role, task in host.changed],
                 "failures": [{"role": role, "task": task, "message": text} for role, task, text in host.failures],
                 "unreachable": host.unreachable,
+                "reboot_required": host.reboot,
             }
             for host in run.hosts.values()
         },

@@ -77,3 +77,18 @@ def test_every_event_is_one_json_object_a_line(ansible, tmp_path):
     assert rows[0]["check"] is True
     assert rows[-1]["event"] == "stats"
     assert all("time" in row for row in rows)
+
+
+def test_d8_hosts_that_need_a_reboot_are_named_at_the_end_with_the_reason(ansible, tmp_path):
+    reason = "the loaded module is 535.309.01, the installed one 580.126.20"
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "installs.py").write_text(
+        f"#!/usr/bin/python\nimport json\nprint(json.dumps({{'changed': True, 'reboot_required': ['{reason}']}}))\n"
+    )
+    play = "- {name: driver, hosts: all, connection: local, gather_facts: false, tasks: [{name: Driver, installs: }]}"
+    done = ansible(play)
+    assert done.returncode == 0, done.stdout
+    assert f"reboot   node1: {reason}" in done.stdout
+    assert "next: myriad reboot -i INVENTORY node1" in done.stdout
+    found = result_of(parse((tmp_path / "events.jsonl").read_text().splitlines()))
+    assert found.hosts["node1"].reboot == [reason]
