@@ -153,7 +153,9 @@ class Bringup:
 
     def _bundle(self, settings: Settings, phase: Phase) -> Bundle:
         lock = load_lock(self.clone / "stack.lock.yml")
-        directory = settings.cache / "bundles" / f"{lock_digest(lock)[:12]}-{settings.arch}"
+        # One for each clone: it holds images of the clone's own source, which another clone's run must not exchange.
+        own = self.name.rpartition("-")[2]
+        directory = settings.cache / "bundles" / f"{lock_digest(lock)[:12]}-{settings.arch}-{own}"
         seen: dict[str, int] = {}
 
         def report(event: Event) -> None:
