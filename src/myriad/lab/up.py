@@ -85,13 +85,13 @@ class Bringup:
         self._settle(state, verdict)
         settings = read_settings()
         client, image, bundle = self.ready(state, settings)
-        # A bundle that is built takes its time, and somebody else's network may stand where this one should.
-        again = judge(gather(dict(os.environ), network=self.name))
-        if again.subnet and again.subnet != state.subnet:
-            self.display.say(f"{state.subnet} was taken meanwhile; the nodes stand in {again.subnet}")
-            self._settle(state, again)
-        wanted = read_nodes(self.inventory, state.subnet)
         with self.phase(state, "nodes") as phase:
+            # A bundle that is built takes its time, and somebody else's network may stand where this one should.
+            again = judge(gather(dict(os.environ), network=self.name))
+            if again.subnet and again.subnet != state.subnet:
+                self.display.say(f"{state.subnet} was taken meanwhile; the nodes stand in {again.subnet}")
+                self._settle(state, again)
+            wanted = read_nodes(self.inventory, state.subnet)
             self.display.detail(" ".join(node.name for node in wanted))
             made = nodes.ensure_nodes(
                 client,
