@@ -29,6 +29,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from myriad.errors import MyriadError
@@ -75,6 +76,12 @@ def find_chart() -> str | None:
 def missing() -> list[str]:
     """What is not there; empty = the control plane can be started."""
     return [p for p in PROGRAMS if find(p) is None] + ([] if find_chart() else ["Kueue's chart"])
+
+
+#: Mark of the tests that need it.
+AT_HAND = pytest.mark.skipif(
+    bool(missing()), reason=f"the control plane of plain processes needs {', '.join(missing())}"
+)
 
 
 @dataclass
@@ -149,12 +156,36 @@ def control_plane(work: Path, *, users: Sequence[str] = (), run_s: float = 0.0) 
         users: further users with a token each; what they may do is up to RBAC.
         run_s: pods of Jobs end well after this time, give or take half (0: they run until they are deleted).
     """
+    with api_server(work, users=users) as plane:
+        _install_kueue(plane)
+        _start_controllers(plane, run_s)
+        yield plane
+
+
+@contextlib.contextmanager
+def api_server(
+    work: Path, *, users: Sequence[str] = (), namespaces: Sequence[str] = (), kubelets: bool = False
+) -> Iterator[ControlPlane]:
+    """Start etcd and an API server alone, and stop at the end whatever was started on them.
+
+    Args:
+        work: a folder that is empty or not there.
+        users: further users with a token each; what they may do is up to RBAC.
+        namespaces: namespaces to make.
+        kubelets: start and end the pods of fake nodes too; without a scheduler, so pods name their node.
+    """
     plane = ControlPlane(work)
     (work / "logs").mkdir(parents=True)
     try:
         _start_api(plane, users)
-        _install_kueue(plane)
-        _start_controllers(plane, run_s)
+        if kubelets:
+            plane.start(
+                "kubelets",
+                [sys.executable, str(Path(__file__).with_name("kubelets.py")), str(plane.kubeconfig)],
+                {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")},
+            )
+        if namespaces:
+            plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n}} for n in namespaces])
         yield plane
     finally:
         for name in reversed(list(plane.processes)):

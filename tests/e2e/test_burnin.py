@@ -25,10 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.lab,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        bool(apiserver.missing()),
-        reason=f"the control plane of plain processes needs {', '.join(apiserver.missing())}",
-    ),
+    apiserver.AT_HAND,
 ]
 GATE = {"key": "myriad.dev/gpu-not-ready", "effect": "NoSchedule"}
 

@@ -38,10 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(
-        bool(apiserver.missing()),
-        reason=f"the control plane of plain processes needs {', '.join(apiserver.missing())}",
-    ),
+    apiserver.AT_HAND,
 ]
 
 BY = DrainOptions(by="reboot", reason="the driver was upgraded", deadline_s=30, poll_s=0.3)
@@ -50,20 +47,8 @@ BY = DrainOptions(by="reboot", reason="the driver was upgraded", deadline_s=30, 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd, an API server and kubelets of fake nodes; no scheduler, so pods name their node."""
-    plane = ControlPlane(tmp_path_factory.mktemp("plane"))
-    (plane.work / "logs").mkdir()
-    try:
-        apiserver._start_api(plane, [])
-        plane.start(
-            "kubelets",
-            [sys.executable, str(Path(__file__).with_name("kubelets.py")), str(plane.kubeconfig)],
-            {"PYTHONPATH": str(ROOT / "src")},
-        )
-        plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "vision"}}])
+    with apiserver.api_server(tmp_path_factory.mktemp("api") / "plane", namespaces=["vision"], kubelets=True) as plane:
         yield plane
-    finally:
-        for name in reversed(list(plane.processes)):
-            plane.stop(name)
 
 
 @pytest.fixture

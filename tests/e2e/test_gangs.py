@@ -130,9 +130,8 @@ def apply(lab: Any, objects: list[Json]) -> None:
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[tuple[apiserver.ControlPlane, Api]]:
     """Three fake nodes in two racks and two teams, as in the lab, with one replica of the extension."""
-    absent = apiserver.missing()
-    if absent:
-        pytest.skip(f"the control plane of plain processes needs {', '.join(absent)}")
+    if apiserver.missing():
+        pytest.skip(str(apiserver.AT_HAND.kwargs["reason"]))
     with apiserver.control_plane(tmp_path / "plane", run_s=6.0) as plane:
         system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
         places = {"gpu1": "r1", "gpu2": "r1", "gpu3": "r2"}

@@ -38,10 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(
-        bool(apiserver.missing()),
-        reason=f"the control plane of plain processes needs {', '.join(apiserver.missing())}",
-    ),
+    apiserver.AT_HAND,
 ]
 
 MODEL = "H100-SXM5-80GB"
@@ -71,15 +68,8 @@ def portrait(node: str, *, errors: int = 0) -> Portrait:
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd and an API server."""
-    plane = ControlPlane(tmp_path_factory.mktemp("plane"))
-    (plane.work / "logs").mkdir()
-    try:
-        apiserver._start_api(plane, [])
-        plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
+    with apiserver.api_server(tmp_path_factory.mktemp("api") / "plane", namespaces=[NAMESPACE]) as plane:
         yield plane
-    finally:
-        for name in reversed(list(plane.processes)):
-            plane.stop(name)
 
 
 @pytest.fixture(scope="module")

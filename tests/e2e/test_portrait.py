@@ -42,10 +42,7 @@ DESCRIBED = {
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(
-        bool(apiserver.missing()),
-        reason=f"the control plane of plain processes needs {', '.join(apiserver.missing())}",
-    ),
+    apiserver.AT_HAND,
 ]
 
 
@@ -99,16 +96,10 @@ def run_role(plane: ControlPlane, folder: Path, *arguments: str, **variables: An
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd and an API server on which the role ran."""
-    plane = ControlPlane(tmp_path_factory.mktemp("plane"))
-    (plane.work / "logs").mkdir()
-    try:
-        apiserver._start_api(plane, [])
+    with apiserver.api_server(tmp_path_factory.mktemp("api") / "plane") as plane:
         assert run_role(plane, plane.work, "--check")["changed"] == 2
         assert run_role(plane, plane.work)["changed"] == 2
         yield plane
-    finally:
-        for name in reversed(list(plane.processes)):
-            plane.stop(name)
 
 
 def join(admin: Api, name: str, **labels: str) -> None:

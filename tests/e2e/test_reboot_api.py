@@ -38,10 +38,7 @@ HOSTS = {"gpu1": "r1", "gpu2": "r1", "gpu3": "r2"}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.lab,
-    pytest.mark.skipif(
-        bool(apiserver.missing()),
-        reason=f"the control plane of plain processes needs {', '.join(apiserver.missing())}",
-    ),
+    apiserver.AT_HAND,
 ]
 
 # The shell of a played host: its boot is a file, and while that says down nothing answers.
@@ -157,20 +154,8 @@ class Site:
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd, an API server, and what starts and ends the pods of fake nodes."""
-    plane = ControlPlane(tmp_path_factory.mktemp("plane"))
-    (plane.work / "logs").mkdir()
-    try:
-        apiserver._start_api(plane, [])
-        plane.start(
-            "kubelets",
-            [sys.executable, str(Path(__file__).with_name("kubelets.py")), str(plane.kubeconfig)],
-            {"PYTHONPATH": str(ROOT / "src")},
-        )
-        plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "vision"}}])
+    with apiserver.api_server(tmp_path_factory.mktemp("api") / "plane", namespaces=["vision"], kubelets=True) as plane:
         yield plane
-    finally:
-        for name in reversed(list(plane.processes)):
-            plane.stop(name)
 
 
 @pytest.fixture

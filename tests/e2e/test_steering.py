@@ -36,10 +36,7 @@ RACK = "myriad.dev/rack"
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.skipif(
-        bool(apiserver.missing()),
-        reason=f"the control plane of plain processes needs {', '.join(apiserver.missing())}",
-    ),
+    apiserver.AT_HAND,
 ]
 
 

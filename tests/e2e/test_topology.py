@@ -20,7 +20,8 @@ import docker
 import pytest
 import yaml
 
-from myriad.kube.client import NODES, Api, Resource, connect
+from myriad.agent.publish import NODE_PORTRAITS
+from myriad.kube.client import NODES, Api, connect
 from myriad.lab.state import LabPaths, require_state
 from myriad.lab.switches import switches_down, switches_up
 from myriad.lab.topology import read_nodes
@@ -29,7 +30,6 @@ from .conftest import CLONE, LAB, Lab, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.timeout(600)]
 
-PORTRAITS = Resource("myriad.dev", "v1alpha1", "nodeportraits", "NodePortrait", namespaced=False)
 TAINT = "myriad.dev/gpu-not-ready"
 PLAYBOOK = """
 - name: lldpd on the nodes
@@ -140,7 +140,7 @@ def test_the_portraits_tell_the_same(api: Api, copy: Callable[..., Path]) -> Non
     def all_heard() -> bool:
         heard = {
             item["metadata"]["name"]
-            for item in api.list(PORTRAITS)[0]
+            for item in api.list(NODE_PORTRAITS)[0]
             if any(
                 seen.get("chassis", "").startswith("tor-")
                 for seen in (item.get("status") or {}).get("neighbours") or []
@@ -158,7 +158,7 @@ def test_the_portraits_tell_the_same(api: Api, copy: Callable[..., Path]) -> Non
 @pytest.mark.usefixtures("lldpd")
 def test_the_node_stays_out_until_it_is_accepted(api: Api, switches: dict[str, str]) -> None:
     """The agent of gpu3 judges it alone, from its own spec."""
-    before = api.get(PORTRAITS, "gpu3")["spec"]["expected"]
+    before = api.get(NODE_PORTRAITS, "gpu3")["spec"]["expected"]
 
     def closed() -> bool:
         return any(taint["key"] == TAINT for taint in api.get(NODES, "gpu3")["spec"].get("taints") or [])
@@ -166,18 +166,18 @@ def test_the_node_stays_out_until_it_is_accepted(api: Api, switches: dict[str, s
     assert not closed(), "the gate of gpu3 is closed before the test"
     wrong = {"location": ["hall1", "b1", "r1"], "fabric": {"neighbours": switches}}
     try:
-        api.patch(PORTRAITS, "gpu3", {"spec": {"expected": wrong}})
+        api.patch(NODE_PORTRAITS, "gpu3", {"spec": {"expected": wrong}})
         until(closed, 60, "the gate closes over the neighbour")
         done = myriad("gate", "gpu3", "--json")
         assert "its neighbour tor-r2 stands in hall1/b1/r2" in done.stdout, done.stdout + done.stderr
-        api.patch(PORTRAITS, "gpu3", {"spec": {"expected": {"accepted": ["topology"]}}})
+        api.patch(NODE_PORTRAITS, "gpu3", {"spec": {"expected": {"accepted": ["topology"]}}})
         until(lambda: not closed(), 60, "the gate opens once the mismatch is accepted")
     finally:
         fabric = before.get("fabric") or {}
         # A merge patch takes a key away by null.
         fabric = {**fabric, "neighbours": {**dict.fromkeys(switches), **(fabric.get("neighbours") or {})}}
         restored = {"location": before.get("location"), "accepted": before.get("accepted"), "fabric": fabric}
-        api.patch(PORTRAITS, "gpu3", {"spec": {"expected": restored}})
+        api.patch(NODE_PORTRAITS, "gpu3", {"spec": {"expected": restored}})
     until(lambda: not closed(), 60, "the gate is open as before")
 
 
