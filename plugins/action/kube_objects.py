@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.kube_options import ARGUMENTS
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
 
 if TYPE_CHECKING:
     from myriad.kube.apply import Outcome
@@ -27,16 +28,10 @@ class ActionModule(ActionBase):
         if not isinstance(objects, list):
             raise AnsibleActionFail(f"objects must be a list of Kubernetes objects, it is {type(objects).__name__}.")
         args["objects"] = objects
-        try:
-            from myriad.errors import MyriadError
-        except ImportError as error:
-            raise AnsibleActionFail(
-                f"The Python package myriad cannot be imported on the controller: {error}. "
-                "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
-            ) from error
+        failure = errors_of_myriad()
         try:
             outcome = self._apply(args)
-        except MyriadError as error:
+        except failure as error:
             raise AnsibleActionFail(str(error)) from error
         result.update(
             changed=outcome.is_changed,

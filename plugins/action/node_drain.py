@@ -7,6 +7,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.drain_options import ARGUMENTS
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
 
 
 class ActionModule(ActionBase):
@@ -17,16 +18,10 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        try:
-            from myriad.errors import MyriadError
-        except ImportError as error:
-            raise AnsibleActionFail(
-                f"The Python package myriad cannot be imported on the controller: {error}. "
-                "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
-            ) from error
+        failure = errors_of_myriad()
         try:
             result.update(self._carry_out(args))
-        except MyriadError as error:
+        except failure as error:
             # Without the chain, which ansible would print a second time.
             raise AnsibleActionFail(str(error)) from None
         return result

@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.reboot_options import ARGUMENTS, LOOK
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
 
 # The same as reboot_reasons.boot_id, for a host that may not even have Python's folders yet.
 BOOT = "cat /proc/sys/kernel/random/boot_id && sed 's/.*) //' /proc/1/stat | cut -d' ' -f20"
@@ -28,14 +29,9 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        try:
-            from myriad.errors import MyriadError
-            from myriad.kube.reboot import NotBackError
-        except ImportError as error:
-            raise AnsibleActionFail(
-                f"The Python package myriad cannot be imported on the controller: {error}. "
-                "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
-            ) from error
+        failure = errors_of_myriad()
+        from myriad.kube.reboot import NotBackError
+
         try:
             if args["state"] == "looked":
                 result.update(self._looked(args, task_vars))
@@ -46,7 +42,7 @@ class ActionModule(ActionBase):
         except NotBackError as error:
             # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
             result.update(unreachable=True, msg=str(error))
-        except MyriadError as error:
+        except failure as error:
             # Without the chain, which ansible would print a second time.
             raise AnsibleActionFail(str(error)) from None
         return result

@@ -1,0 +1,22 @@
+"""What action plugins that work on the controller begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ansible.errors import AnsibleActionFail
+
+if TYPE_CHECKING:
+    from myriad.errors import MyriadError
+
+
+def errors_of_myriad() -> type[MyriadError]:
+    """The exception whose text is a sentence for people. Where the package is missing, that is the sentence."""
+    try:
+        from myriad.errors import MyriadError
+    except ImportError as error:
+        raise AnsibleActionFail(
+            f"The Python package myriad cannot be imported on the controller: {error}. "
+            "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
+        ) from error
+    return MyriadError
