@@ -28,6 +28,27 @@ def reach(kubeconfig: str | None) -> Api:
     return connect(kubeconfig, in_cluster=False)
 
 
+def node_portraits(api: Api, *, without: str) -> list[Json]:
+    """Every NodePortrait.
+
+    Args:
+        api: the cluster.
+        without: what to do where there are none.
+
+    Raises:
+        MyriadError: the cluster does not know the kind.
+    """
+    # Verbs that never ask pay nothing for the agent's modules.
+    from myriad.agent.publish import NODE_PORTRAITS
+
+    try:
+        return api.list(NODE_PORTRAITS)[0]
+    except ApiError as error:
+        if not error.is_not_found:
+            raise
+        raise MyriadError("the cluster has no NodePortraits", where=api.base_url, hint=without) from error
+
+
 def read_cluster(api: Api) -> tuple[Cache, list[str]]:
     """A cache with the cluster as it is now, and what the caller may not read.
 

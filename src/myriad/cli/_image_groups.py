@@ -17,19 +17,16 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.vars.manager import VariableManager
 
 from myriad.cli import _cluster as cluster
-from myriad.errors import MyriadError
 from myriad.fleet import Fleet
 from myriad.fleet.catalog import CATALOG
 from myriad.fleet.hardware import by_product
 from myriad.fleet.model import Host
 from myriad.fleet.portrait import Portrait
 from myriad.images.compat import NodeGroup
-from myriad.kube.client import ApiError, Resource
 from myriad.stack.lock import load_lock
 
 LOCKED = "lock"
 
-_PORTRAITS = Resource("myriad.dev", "v1alpha1", "nodeportraits", "NodePortrait", namespaced=False)
 _CHANNEL = "distribution"
 """Default of role gpu_driver."""
 
@@ -90,17 +87,10 @@ def measured(host: Host, portrait: Portrait) -> list[NodeGroup]:
 
 def read_portraits(kubeconfig: str) -> dict[str, Portrait]:
     """Portraits of a cluster by node. Raises MyriadError where it has none."""
-    api = cluster.reach(kubeconfig)
-    try:
-        items, _ = api.list(_PORTRAITS)
-    except ApiError as error:
-        if not error.is_not_found:
-            raise
-        raise MyriadError(
-            "the cluster has no NodePortraits",
-            where=api.base_url,
-            hint="`myriad site` installs the agent that makes them; without it: --driver POOL=VERSION",
-        ) from error
+    items = cluster.node_portraits(
+        cluster.reach(kubeconfig),
+        without="`myriad site` installs the agent that makes them; without it: --driver POOL=VERSION",
+    )
     return {
         item["metadata"]["name"]: Portrait.model_validate({"node": item["metadata"]["name"], **item["status"]})
         for item in items

@@ -162,20 +162,12 @@ def from_portraits(kubeconfig: str | None) -> list[Sighting]:
     Raises:
         MyriadError: no cluster answers, or it has no portraits.
     """
-    from myriad.kube.client import ApiError, Resource, connect
+    from myriad.cli import _cluster as cluster
 
-    portraits = Resource("myriad.dev", "v1alpha1", "nodeportraits", "NodePortrait", namespaced=False)
-    api = connect(kubeconfig, in_cluster=False)
-    try:
-        items, _ = api.list(portraits)
-    except ApiError as error:
-        if not error.is_not_found:
-            raise
-        raise MyriadError(
-            "the cluster has no NodePortraits",
-            where=api.base_url,
-            hint="`myriad site` installs the node agent; `myriad topology --ssh` asks the nodes without one",
-        ) from error
+    items = cluster.node_portraits(
+        cluster.reach(kubeconfig),
+        without="`myriad site` installs the node agent; `myriad topology --ssh` asks the nodes without one",
+    )
     return [
         sighting
         for item in items
