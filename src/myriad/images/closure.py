@@ -41,7 +41,8 @@ def needed_files(root: Path, modules: Sequence[str]) -> list[Path]:
             if (root / parent / "__init__.py").is_file():
                 add(root / parent / "__init__.py")
         if path.suffix == ".py":
-            for needed in (*_imports(root, path), *_data(path)):
+            nodes = list(ast.walk(ast.parse(path.read_bytes(), filename=str(path))))
+            for needed in (*_imports(root, path, nodes), *_data(path, nodes)):
                 add(needed)
     return sorted(path.relative_to(root) for path in found)
 
@@ -57,11 +58,11 @@ def _whole(root: Path, module: str) -> Iterator[Path]:
                 yield path
 
 
-def _imports(root: Path, path: Path) -> Iterator[Path]:
+def _imports(root: Path, path: Path, nodes: Sequence[ast.AST]) -> Iterator[Path]:
     """The files of the top package's modules that this file imports, wherever in it the statement stands."""
     top = path.relative_to(root).parts[0]
     package = path.relative_to(root).parent.parts
-    for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == top:
@@ -79,13 +80,12 @@ def _imports(root: Path, path: Path) -> Iterator[Path]:
                     yield submodule
 
 
-def _data(path: Path) -> Iterator[Path]:
+def _data(path: Path, nodes: Sequence[ast.AST]) -> Iterator[Path]:
     """Files beside a module that are no code and whose name stands in it as a string: `catalogue.yml`."""
     beside = {one.name: one for one in path.parent.iterdir() if one.is_file() and one.suffix not in {".py", ".pyc"}}
-    if beside:
-        for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in beside:
-                yield beside[node.value]
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in beside:
+            yield beside[node.value]
 
 
 def _module_file(root: Path, module: str) -> Path | None:
