@@ -260,8 +260,6 @@ def test_a_waiting_gang_is_led_to_its_domain_in_one_step(plane: ControlPlane, ap
     assert "Evicted" not in conditions
 
 
-# Open fault: gangs that are planned close together were led to the same nodes; seen twice, cause not found yet.
-@pytest.mark.xfail(reason="open fault: waiting gangs planned close together share nodes", strict=False)
 def test_two_waiting_gangs_are_not_led_to_the_same_nodes(plane: ControlPlane, api: Api, replica: Replica) -> None:
     submit(plane, "holder")
     admitted(api, "holder")

@@ -235,7 +235,8 @@ class Steering:
             self._metrics.waiting.labels(pool).set(n)
         if not chosen:
             return 0
-        chosen.sort(key=lambda v: (-v.gang.priority, v.created, v.gang.uid))
+        # Times have whole seconds: of gangs that came in the same one, those that have a domain keep it.
+        chosen.sort(key=lambda v: (-v.gang.priority, v.created, not _led_to(v), v.gang.uid))
         now = self._cache.snapshot()
         held = now.clone()
         written = told = 0
@@ -259,7 +260,7 @@ class Steering:
     def _wish(self, view: WorkloadView, held: Snapshot) -> Wish:
         """Where a waiting gang should go, given those before it; its place is then held on the copy."""
         memory = self._remember(view)
-        current = view.check.updates if view.check and view.check.state == "Ready" else ()
+        current = _led_to(view)
         if current:
             # Stay with a domain as long as it can hold the gang: a better one is no reason to write.
             outcome = plan(held, with_updates(view.gang, current), self._policy)
@@ -457,6 +458,11 @@ class Steering:
     def _forget(self, alive: set[str]) -> None:
         for uid in self._memory.keys() - alive:
             del self._memory[uid]
+
+
+def _led_to(view: WorkloadView) -> tuple[PodSetUpdate, ...]:
+    """Where a waiting gang has been steered; empty where nowhere."""
+    return view.check.updates if view.check and view.check.state == "Ready" else ()
 
 
 def _has_nodes(snapshot: Snapshot, gang: Gang) -> bool:

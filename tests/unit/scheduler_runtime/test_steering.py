@@ -143,6 +143,20 @@ def test_gangs_are_planned_in_order_and_not_onto_the_same_nodes(world: Any, make
     assert selectors["urgent"] != selectors["early"]
 
 
+def test_a_gang_of_the_same_second_does_not_push_a_steered_one_from_its_domain(world: Any, make: Any) -> None:
+    first = make.workload("first", pods=4)
+    first["metadata"]["uid"] = "z"
+    world.put(WORKLOADS, first)
+    world.run(2)
+    led = world.entry("first")["podSetUpdates"]
+    second = make.workload("second", pods=4)
+    second["metadata"]["uid"] = "a"
+    world.put(WORKLOADS, second)
+    world.run(2)
+    assert led and world.entry("first")["podSetUpdates"] == led
+    assert world.entry("second")["podSetUpdates"] and world.entry("second")["podSetUpdates"] != led
+
+
 def test_only_the_first_of_a_long_queue_are_planned(world: Any, make: Any) -> None:
     from myriad.scheduler.settings import Settings
 
