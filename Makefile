@@ -46,8 +46,8 @@ lint: env ## ruff, yamllint, ansible-lint, import rules
 types: env ## mypy --strict
 	$(BIN)/mypy
 
-unit: env ## unit and contract tests
-	$(PYTEST) tests/unit tests/contract
+unit: env ## unit and contract tests, on every core
+	$(PYTEST) -n auto --dist worksteal tests/unit tests/contract
 
 # Side by side where there are cores; each part's output comes in one piece. The environment is made before them, once.
 check: env ## for a first contribution: lint, types, unit, contract; no root, no engine, minutes
