@@ -32,6 +32,8 @@ from myriad.stack.settings import read_settings
 
 #: Plays of site.yml that make what the floor does not have.
 BEYOND = ("cluster", "ready", "record")
+#: How many tasks of each run are named.
+SLOWEST = 12
 #: Runs on the converged nodes, by name: their flags.
 SECOND: dict[str, list[str]] = {"second": [], "second-full": ["-e", "site_full=true"]}
 
@@ -95,6 +97,7 @@ def main(arguments: list[str]) -> int:
         emit(arm="site", phase="nodes", seconds=round(nodes_s, 1))
         with display.phase("site"):
             site = run_site(paths, display, ["-e", "site_full=true"])
+        _tasks(paths, "site")
         if site.code:
             tail = "\n  ".join(site.log.read_text(errors="replace").strip().splitlines()[-12:])
             raise MyriadError(f"site.yml ended with {site.code}:\n  {tail}", where=str(site.log))
@@ -133,10 +136,26 @@ def _again(paths: LabPaths, display: Display, name: str, flags: list[str]) -> fl
     """Seconds of a run on converged nodes. A change, or a failure, is an error: then the figure would mean nothing."""
     with display.phase(name):
         run = run_site(paths, display, flags)
+    _tasks(paths, name)
     if run.code or run.changed:
         raise MyriadError(f"the {name} run ended with {run.code} and {run.changed=}", where=str(run.log))
     emit(arm=name, phase="total", seconds=round(run.seconds, 1))
     return run.seconds
+
+
+def _tasks(paths: LabPaths, arm: str) -> None:
+    """The slowest tasks of the run that has ended, one line each; its events stay, for a closer look."""
+    events = paths.logs / "site-events.jsonl"
+    kept = events.with_name(f"bench-{arm}-events.jsonl")
+    shutil.copyfile(events, kept)
+    slowest: dict[tuple[str, str, str], float] = {}
+    for line in kept.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["event"] == "result" and event["status"] != "skipped":
+            key = (event["play"], event["role"], event["task"])
+            slowest[key] = max(slowest.get(key, 0.0), event["seconds"])
+    for (play, role, task), seconds in sorted(slowest.items(), key=lambda item: -item[1])[:SLOWEST]:
+        emit(arm=arm, play=play, role=role, task=task, seconds=round(seconds, 1))
 
 
 def _commit(clone: Path) -> str:
