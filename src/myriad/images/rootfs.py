@@ -166,28 +166,28 @@ def _base_layer(ctx: BuildContext) -> Layer:
         return write_layer(ctx.blobs, recipe_entries(archive, BASE), comment="base (Debian bookworm)", epoch=ctx.epoch)
 
 
-def build_node_rootfs(ctx: BuildContext) -> Rootfs:
-    """The root file system of a lab node, for `docker import`.
+def build_node_rootfs(ctx: BuildContext, recipe: Recipe = NODE) -> Rootfs:
+    """The root file system of a node: a lab node for `docker import`, or what a node image starts from.
 
     It holds no ssh host keys and an empty machine-id: whoever starts a node makes them (`ssh-keygen -A`; systemd does
     the id).
     """
-    inputs = _inputs(ctx, NODE)
+    inputs = _inputs(ctx, recipe)
     key = sha256_digest(canonical_json({"epoch": ctx.epoch, "inputs": inputs})).removeprefix("sha256:")
     record = ctx.cache_dir / "rootfs" / f"{key}.json"
     known = read_record(record)
     if known is not None and ctx.blobs.has(f"sha256:{known['sha256']}", size=known["size"]):
-        ctx.on_event(BuildEvent("node", "cached", known["sha256"], size=known["size"]))
+        ctx.on_event(BuildEvent(recipe.name, "cached", known["sha256"], size=known["size"]))
         return Rootfs(path=ctx.blobs.path(f"sha256:{known['sha256']}"), **known)
     begun = time.monotonic()
-    ctx.on_event(BuildEvent("node", "started"))
-    with _installed(ctx, NODE) as archive:
+    ctx.on_event(BuildEvent(recipe.name, "started"))
+    with _installed(ctx, recipe) as archive:
         packages = installed_packages(archive)
         with ctx.blobs.writer() as blob:
-            write_tar(recipe_entries(archive, NODE), cast(IO[bytes], blob), epoch=ctx.epoch)
+            write_tar(recipe_entries(archive, recipe), cast(IO[bytes], blob), epoch=ctx.epoch)
     result = Rootfs(ctx.blobs.path(blob.digest), blob.digest.removeprefix("sha256:"), blob.size, packages)
     write_record(record, {"sha256": result.sha256, "size": result.size, "packages": packages})
-    ctx.on_event(BuildEvent("node", "finished", result.sha256, seconds=time.monotonic() - begun, size=result.size))
+    ctx.on_event(BuildEvent(recipe.name, "finished", result.sha256, seconds=time.monotonic() - begun, size=result.size))
     return result
 
 
