@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 import zstandard
 
-from myriad.errors import MyriadError
+from myriad.errors import InputError, MyriadError
 from myriad.images.layer import SOURCE_DATE_EPOCH, Entry, file_from_bytes, file_from_path, write_tar
 
 MEDIA_TYPE_LAYER_ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
@@ -29,6 +29,9 @@ MEDIA_TYPE_LAYER_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 MEDIA_TYPE_CONFIG = "application/vnd.oci.image.config.v1+json"
 MEDIA_TYPE_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 MEDIA_TYPE_INDEX = "application/vnd.oci.image.index.v1+json"
+
+#: The annotation under which an index names an image.
+REF_NAME = "org.opencontainers.image.ref.name"
 
 Compression = Literal["zstd", "gzip"]
 #: One level for all layers: digests depend on it. Of the base, 124 MB as tar, level 9 makes 37.1 MB in 3.3 s, 15 makes
@@ -258,7 +261,7 @@ def export_layout(images: Sequence[BuiltImage], out: Path) -> None:
                 "digest": image.manifest_digest,
                 "size": image.blobs[image.manifest_digest].size,
                 "platform": {"architecture": "amd64", "os": "linux"},
-                "annotations": {"org.opencontainers.image.ref.name": image.ref},
+                "annotations": {REF_NAME: image.ref},
             }
         )
     index = {"schemaVersion": 2, "mediaType": MEDIA_TYPE_INDEX, "manifests": manifests}
@@ -308,3 +311,172 @@ def read_layer_paths(blob: Blob) -> list[str]:
     """The paths of a layer in the order in which they are stored."""
     with open_layer(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         return [member.name for member in tar]
+
+
+class Descriptor(NamedTuple):
+    """What an OCI index or manifest says of a blob. `ref` is the annotation `org.opencontainers.image.ref.name`."""
+
+    media_type: str
+    digest: str
+    size: int
+    ref: str = ""
+    artifact_type: str = ""
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Descriptor:
+        """From its JSON object."""
+        return cls(
+            media_type=str(value.get("mediaType", "")),
+            digest=str(value["digest"]),
+            size=int(value["size"]),
+            ref=str(value.get("annotations", {}).get(REF_NAME, "")),
+            artifact_type=str(value.get("artifactType", "")),
+        )
+
+
+class Layout:
+    """An OCI image layout on disk: an image's manifest, config and layers, and the documents that refer to it.
+
+    Args:
+        root: the directory with `oci-layout`, `index.json` and `blobs/sha256/`.
+
+    Raises:
+        InputError: it is no layout.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            version = json.loads((root / "oci-layout").read_bytes())["imageLayoutVersion"]
+            manifests = json.loads((root / "index.json").read_bytes())["manifests"]
+            self.entries = [Descriptor.of(item) for item in manifests]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"is no OCI image layout ({type(error).__name__}: {error})",
+                where=str(root),
+                hint="name what `myriad image build NAME --out DIR` wrote",
+            ) from error
+        if version != "1.0.0":
+            raise InputError(f"has imageLayoutVersion {version!r}; this reads 1.0.0", where=str(root))
+
+    def path(self, digest: str) -> Path:
+        """Where a blob lies or would lie."""
+        algorithm, _, name = digest.partition(":")
+        if algorithm != "sha256" or len(name) != 64 or not set(name) <= set("0123456789abcdef"):
+            raise MyriadError(
+                f"{digest!r} is not a digest of the form sha256:<64 hexadecimal digits>", where=str(self.root)
+            )
+        return self.root / "blobs" / "sha256" / name
+
+    def read(self, digest: str) -> bytes:
+        """A blob, checked against its digest.
+
+        Raises:
+            MyriadError: it is missing, or is not what its name says.
+        """
+        path = self.path(digest)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise MyriadError(
+                "the layout lacks a blob that it names", where=str(path), hint="build or export the image again"
+            ) from None
+        if sha256_digest(data) != digest:
+            raise MyriadError(
+                f"the blob was changed: its sha256 is {sha256_digest(data)}",
+                where=str(path),
+                hint="build or export the image again",
+            )
+        return data
+
+    def manifest(self, digest: str) -> dict[str, Any]:
+        """A manifest as JSON."""
+        value = json.loads(self.read(digest))
+        if not isinstance(value, dict):
+            raise MyriadError("a manifest is no JSON object", where=str(self.path(digest)))
+        return value
+
+    @property
+    def images(self) -> list[Descriptor]:
+        """The images in it: manifests that do not refer to another one, without signatures by tag."""
+        return [
+            entry
+            for entry in self.entries
+            if entry.media_type in (MEDIA_TYPE_MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
+            and not (entry.ref.startswith("sha256-") and "." in entry.ref)
+            and "subject" not in self.manifest(entry.digest)
+        ]
+
+    def image(self, ref: str = "") -> BuiltImage:
+        """The image of that name or digest; without one, the only image of the layout.
+
+        Raises:
+            InputError: there is none, or several and no name.
+        """
+        images = self.images
+        found = [one for one in images if ref in (one.ref, one.digest)] if ref else images
+        if len(found) != 1:
+            names = ", ".join(one.ref or one.digest for one in images) or "none"
+            text = f'has no image "{ref}"' if ref else f"holds {len(images)} images, so one must be named"
+            raise InputError(f"{text} (it has: {names})", where=str(self.root))
+        own = found[0]
+        manifest = self.manifest(own.digest)
+        parts = [Descriptor.of(item) for item in (manifest["config"], *manifest["layers"])]
+        blobs = {part.digest: Blob(self.path(part.digest), part.size, part.media_type) for part in parts}
+        blobs[own.digest] = Blob(self.path(own.digest), own.size, own.media_type)
+        return BuiltImage(own.ref, own.digest, parts[0].digest, tuple(part.digest for part in parts[1:]), blobs)
+
+    def referrers(self, digest: str) -> list[Descriptor]:
+        """The documents attached to an image: manifests whose `subject` it is, in the index's order."""
+        found = []
+        for entry in self.entries:
+            if entry.media_type != MEDIA_TYPE_MANIFEST:
+                continue
+            manifest = self.manifest(entry.digest)
+            if manifest.get("subject", {}).get("digest") == digest:
+                artifact = manifest.get("artifactType") or manifest["config"]["mediaType"]
+                found.append(entry._replace(artifact_type=artifact))
+        return found
+
+    def tagged(self, ref: str) -> Descriptor | None:
+        """The manifest under a name such as `sha256-<hex>.sig`."""
+        return next((entry for entry in self.entries if entry.ref == ref), None)
+
+    def put(self, data: bytes) -> str:
+        """Write a blob; returns its digest."""
+        digest = sha256_digest(data)
+        path = self.path(digest)
+        if not path.is_file():
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary.write_bytes(data)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        return digest
+
+    def add_manifest(self, data: bytes, *, media_type: str = MEDIA_TYPE_MANIFEST, ref: str = "") -> Descriptor:
+        """Write a manifest and name it in the index. One of the same name, or the same manifest, is replaced there."""
+        digest = self.put(data)
+        artifact = str(json.loads(data).get("artifactType", ""))
+        entry = Descriptor(media_type, digest, len(data), ref, artifact)
+        self.entries = [one for one in self.entries if one.digest != digest and (not ref or one.ref != ref)] + [entry]
+        index = json.loads((self.root / "index.json").read_bytes())
+        kept = [
+            one
+            for one in index["manifests"]
+            if one["digest"] != digest and (not ref or one.get("annotations", {}).get(REF_NAME) != ref)
+        ]
+        own: dict[str, Any] = {"mediaType": media_type, "digest": digest, "size": len(data)}
+        if artifact:
+            own["artifactType"] = artifact
+        if ref:
+            own["annotations"] = {REF_NAME: ref}
+        index["manifests"] = [*kept, own]
+        _replace(self.root / "index.json", canonical_json(index))
+        return entry
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)
