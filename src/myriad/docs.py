@@ -1,5 +1,6 @@
 """The generated parts of the repository: one README a role, made from its argument spec and its meta data, the changes
-since the last release, collected in CHANGELOG.md from one fragment a change, and the schemas of the NodePortrait.
+since the last release, collected in CHANGELOG.md from one fragment a change, and the schemas of the NodePortrait and of
+image.yml.
 
 `python -m myriad.docs` writes them, `python -m myriad.docs --check` says which are out of date. The core turns parsed
 YAML into text and touches no file; `main` is the edge.
@@ -18,6 +19,7 @@ from typing import Any
 import yaml
 
 from myriad.fleet.portrait_schema import CRD_FILE, SCHEMA_FILE, crd_text, schema_text
+from myriad.images import definition as image
 from myriad.roles import load_yaml
 
 #: Entry points in the order in which a reader meets them; others follow in the order of the spec.
@@ -192,6 +194,8 @@ def outdated(root: Path) -> dict[Path, str]:
     if (root / "roles" / "node_portrait").is_dir():
         wanted[root / SCHEMA_FILE] = schema_text()
         wanted[root / CRD_FILE] = crd_text()
+    if (root / "images").is_dir():
+        wanted[root / image.SCHEMA_FILE] = image.schema_text()
     return {path: text for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from myriad.images.build import BuildContext, BuildEvent, component_image, python_image
+from myriad.images.definition import load_definition, runtime_folders
 from myriad.images.oci import BuiltImage
 from myriad.stack.bundle import Blob, FileEntry, ImageEntry, Origin
 from myriad.stack.events import Event, OnEvent
@@ -71,13 +72,13 @@ class ImageBuilder:
             without: folder names to leave out.
         """
         version = package_version(_OWN)
-        folders = sorted(path.parent for path in (self._repository / "images").glob("*/image.yml"))
+        folders = runtime_folders(self._repository / "images")
         if not folders:
             text = "Myriad's own images are left out: they are built in a checkout, which holds images/ and uv.lock"
             self._on_event(Event(state="note", what="images", text=text))
         made = []
         for folder in folders:
-            if folder.name in without:
+            if folder.name in without or not load_definition(folder).bundle:
                 continue
             built = self._timed(folder.name, partial(python_image, self._context, folder, version))
             made.append(image_entry(built, component=_OWN, version=version, holds=[f"images/{folder.name}"]))
