@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context
+from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 
 OPTIONS: dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "published"], "default": "present"},
@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
 PASSED = ("source", "items", "full", "parallel", "timeout_s", "use_proxy", "state_dir", "root")
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeAction):
     _supports_check_mode = True
     _supports_async = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 from myriad.fleet.driver import DriverPlan, Refusal, plan
 from myriad.fleet.driver_repository import REPOSITORY_FILES, preferences
 
@@ -13,7 +13,7 @@ from myriad.fleet.driver_repository import REPOSITORY_FILES, preferences
 CHANGING = ("install", "replace")
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeAction):
     _supports_check_mode = True
     _supports_async = False
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context
+from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 
 ENTRY_KEYS = {"mode", "owner", "group", "validate", "present", "secret"}
 EXTRA_KEYS = ENTRY_KEYS | {"path", "template", "content", "vars"}
@@ -29,7 +29,7 @@ OPTIONS = {
 }
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeAction):
     _supports_check_mode = True
     _supports_async = False
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from ansible import constants as C
 from ansible import context
-from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.plugin_utils import inputs, run_context
+from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeAction):
     _supports_check_mode = True
     _supports_async = False
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context
+from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeAction):
     _supports_check_mode = True
     _supports_async = False
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 from myriad.fleet import runtime_config
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeAction):
     _supports_check_mode = True
     _supports_async = False
 

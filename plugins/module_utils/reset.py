@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from ansible_collections.myriad.gpu.plugins.module_utils import fsops, packages, units
+from ansible_collections.myriad.gpu.plugins.module_utils import fsops, kept_code, packages, units
 from ansible_collections.myriad.gpu.plugins.module_utils.record import ORIGINALS, SITE_FILE, below, load_all
 
 # Never removed, whoever recorded it: how the node is reached, by whom, and with what.
@@ -414,6 +414,15 @@ class Reset:
             parent = os.path.dirname(self.state_dir)
             if os.path.basename(parent) == "myriad" and os.path.isdir(parent) and not os.listdir(parent):
                 os.rmdir(parent)
+            if self.live:
+                self.code()
+
+    def code(self):
+        """Forget the code of the modules; the task of a reset brings its own along."""
+        shutil.rmtree(kept_code.FOLDER, ignore_errors=True)
+        above = os.path.dirname(kept_code.FOLDER)
+        if os.path.isdir(above) and not os.listdir(above):
+            os.rmdir(above)
 
 
 def running(programs):

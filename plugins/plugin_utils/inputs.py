@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.parsing.vault import EncryptedString
+from ansible_collections.myriad.gpu.plugins.plugin_utils.run_context import remember
 
 COLLECTION = Path(__file__).resolve().parents[2]
 FOLDERS = ("roles", "plugins", "playbooks")
@@ -90,7 +91,7 @@ def collection_digest(cache: Path) -> str:
             digest.update(f"{folder.name}/{path.relative_to(folder)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     answer = digest.hexdigest()
-    _remember(remembered, answer)
+    remember(remembered, answer)
     return answer
 
 
@@ -118,12 +119,5 @@ def bundle_digest(bundle: Any, cache: Path) -> str:
     except FileNotFoundError:
         pass
     answer = hashlib.sha256(manifest.read_bytes()).hexdigest()
-    _remember(remembered, answer)
+    remember(remembered, answer)
     return answer
-
-
-def _remember(path: Path, answer: str) -> None:
-    """Write for the other workers; each writes the same, so the last rename is as good as the first."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(answer, encoding="utf-8")
-    temporary.replace(path)

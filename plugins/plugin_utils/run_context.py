@@ -60,7 +60,11 @@ def predict(host: str, content: dict[str, str | None]) -> None:
         return
     known = predictions(host)
     known.update(content)
-    path = _prediction_file(host)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(known), encoding="utf-8")
+    remember(_prediction_file(host), json.dumps(known))
+
+
+def remember(path: Path, answer: str) -> None:
+    """Write a file for the other workers, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(answer, encoding="utf-8")
     temporary.replace(path)

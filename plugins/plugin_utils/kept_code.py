@@ -1,0 +1,121 @@
+"""Runs modules of this collection out of code that is kept on the node, where a node allows that.
+
+What ansible has built for a task is taken apart and sent in a shorter form: arguments only, or arguments and code when
+the node answers that it lacks the code (module_utils/kept_code). Wherever anything is not as known (another shape of
+ansible's payload, a debugger, a node without systemd, a user who is not root), the task goes on as ansible built it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.release import __version__ as ansible_version
+from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context
+
+PLUGINS = Path(__file__).resolve().parents[1]
+NODE_HALF = PLUGINS / "module_utils" / "kept_code.py"
+#: The key of a result in which the node answers, and what it says.
+ANSWER = "myriad_code"
+ARGUMENTS, CODE, WHOLE = "arguments", "code", "whole"
+
+
+class NodeAction(ActionBase):
+    """An action plugin whose module runs on a node."""
+
+    _sending = WHOLE
+
+    def _execute_module(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        task_vars = kwargs.get("task_vars") or {}
+        memory = _memory(run_context.target_host(self._task, task_vars))
+        ways = [ARGUMENTS, CODE, WHOLE]
+        if self._keeps_nothing(kwargs.get("module_args") or {}) or memory.exists():
+            ways = [WHOLE]
+        result: dict[str, Any] = {}
+        for self._sending in ways:
+            result = super()._execute_module(*args, **kwargs)
+            answer = result.pop(ANSWER, None)
+            if answer is None:
+                break
+            if answer == "unsuitable":
+                memory.touch()
+                self._sending = WHOLE
+                return super()._execute_module(*args, **kwargs)  # type: ignore[no-any-return]
+        return result
+
+    def _configure_module(self, *args: Any, **kwargs: Any) -> Any:
+        built, path = super()._configure_module(*args, **kwargs)
+        if self._sending != WHOLE:
+            data = shortened(built.b_module_data, with_code=self._sending == CODE)
+            if data is not None:
+                built = dataclasses.replace(built, b_module_data=data)
+        return built, path
+
+    def _keeps_nothing(self, module_args: dict[str, Any]) -> bool:
+        """Whether the code has to come along: on the controller itself, for a reset, in the background."""
+        return bool(
+            getattr(self._connection, "_remote_is_local", False)
+            or self._task.async_val
+            or module_args.get("state") == "absent"
+        )
+
+
+def _memory(host: str) -> Path:
+    """A file that is there when a host was found to be unsuitable in this process."""
+    name = hashlib.sha256(host.encode()).hexdigest()[:16]
+    return run_context.process_folder() / f"myriad-whole-{name}"
+
+
+def shortened(payload: bytes, *, with_code: bool) -> bytes | None:
+    """ansible's self-extracting module in the form that uses kept code; None when it is not of the known shape."""
+    call = taken_apart(payload)
+    if call is None:
+        return None
+    given = {
+        "key": code_key(),
+        "module": call["module_fqn"],
+        "arguments": call["params"],
+        "profile": call["profile"],
+        "packed": call["zip_data"] if with_code else None,
+    }
+    shebang = payload.split(b"\n", 1)[0].decode() if payload.startswith(b"#!") else "#!/usr/bin/python3"
+    words = ",\n".join(f"    {name}={value!r}" for name, value in given.items())
+    return f"{shebang}\n{NODE_HALF.read_text(encoding='utf-8')}\n\nmain(\n{words},\n)\n".encode()
+
+
+def taken_apart(payload: bytes) -> dict[str, Any] | None:
+    """The arguments of the call with which ansible's wrapper ends."""
+    wanted = {"module_fqn": str, "params": str, "profile": str, "zip_data": str}
+    try:
+        last = ast.parse(payload).body[-1]
+        call = last.body[-1].value  # type: ignore[attr-defined]
+        if call.func.id != "_ansiballz_main" or call.args:
+            return None
+        found = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg != "date_time"}
+    except (SyntaxError, ValueError, AttributeError, IndexError):
+        return None
+    # A debugger, coverage, a limit of open files: ansible's own wrapper knows what to do with them.
+    if found.get("extensions") or found.get("rlimit_nofile"):
+        return None
+    return found if all(isinstance(found.get(name), kind) for name, kind in wanted.items()) else None
+
+
+def code_key() -> str:
+    """Names the code that modules consist of: ansible's and this collection's. Shared by the workers of a run."""
+    remembered = run_context.process_folder() / "myriad-code-key"
+    try:
+        return remembered.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    digest = hashlib.sha256(ansible_version.encode())
+    for folder in ("modules", "module_utils"):
+        for path in sorted((PLUGINS / folder).glob("*.py")):
+            digest.update(f"{folder}/{path.name}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    answer = digest.hexdigest()[:24]
+    run_context.remember(remembered, answer)
+    return answer
