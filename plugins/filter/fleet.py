@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -11,6 +12,7 @@ from myriad.fleet import pod_cidr as fleet_pod_cidr
 from myriad.fleet.labels import labels_from_variables
 from myriad.fleet.portrait_spec import portrait_specs
 from myriad.inventory import read_inventory
+from myriad.roles import with_role_settings
 
 
 def _refused(checked: Checked) -> AnsibleFilterError:
@@ -68,8 +70,10 @@ def fleet_from_inventory(sources: Any) -> dict[str, Any]:
 
 
 def fleet_problems(sources: Any) -> list[dict[str, Any]]:
-    """Everything that is wrong with the description in the inventory sources."""
-    return [problem.as_dict() | {"subject": problem.subject} for problem in check(_read(sources)).problems]
+    """Everything that is wrong with the inventory sources: the description, and variables of the roles."""
+    raw = _read(sources)
+    checked = with_role_settings(check(raw), raw, Path(__file__).parents[2] / "roles")
+    return [problem.as_dict() | {"subject": problem.subject} for problem in checked.problems]
 
 
 def fleet_node_labels(

@@ -35,7 +35,7 @@ from myriad.fleet import names
 from myriad.fleet.model import HOST_VARIABLES
 from myriad.fleet.problems import Origin, Problem
 from myriad.fleet.schema import dotted
-from myriad.fleet.source import KeyPath, RawGroup, RawHost, RawInventory
+from myriad.fleet.source import KeyPath, RawGroup, RawHost, RawInventory, RawSetting
 from myriad.inventory_yaml import Definitions, is_vault_file, scan_inventory, scan_variables
 
 try:
@@ -238,6 +238,7 @@ class _Reader:
         for name, group in manager.groups.items():
             values = combine_vars(group.get_vars(), self.file_variables("group_vars", name))
             wanted = {key: value for key, value in values.items() if _is_described(key)}
+            self.note_settings(values, f"group {name}")
             self.raw.groups[str(name)] = RawGroup(
                 name=str(name),
                 parents=tuple(str(parent.name) for parent in group.parent_groups),
@@ -287,6 +288,7 @@ class _Reader:
             values = {key: inherited[key] for key in (_ADDRESS, *HOST_VARIABLES) if key in inherited}
             mine = {key: value for key, value in own.items() if key == _ADDRESS or _is_described(key)}
             values.update(mine)
+            self.note_settings(own, f"host {name}")
             raw_host = RawHost(
                 name=str(name),
                 groups=frozenset({"all", *(str(group.name) for group in groups)}),
@@ -302,6 +304,13 @@ class _Reader:
                 else:
                     self.raw.complete = False
             self.raw.hosts[str(name)] = raw_host
+
+    def note_settings(self, values: Mapping[Any, Any], holder: str) -> None:
+        for key, value in values.items():
+            name = str(key)
+            if not name.startswith(("myriad_", "ansible_")):
+                origin = self.origin_of(key) or self.origin_of(value)
+                self.raw.settings.append(RawSetting(name, _plain(value), holder, origin))
 
     def group_variables(self, manager: InventoryManager, groups: Sequence[Group]) -> dict[str, Any]:
         """Variables that a host inherits, in ansible's order: see VARIABLE_PRECEDENCE in its configuration."""

@@ -12,6 +12,7 @@ import typer
 from myriad.cli.output import console, emit_json
 from myriad.fleet import Checked, Problem, check
 from myriad.inventory import read_inventory
+from myriad.roles import roles_folder, with_role_settings
 
 InventoryOption = Annotated[
     list[Path],
@@ -25,9 +26,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def validate(inventory: InventoryOption, as_json: JsonOption = False) -> None:
-        """Check the description: hosts, groups, teams, quotas. Exit 0 when it is right, 1 when it is not."""
+        """Check the inventory: hosts, groups, teams, quotas, and variables of the roles. Exit 0 when it is right, 1 when it is not."""
         started = time.monotonic()
-        checked = check(read_inventory(*inventory))
+        raw = read_inventory(*inventory)
+        checked = with_role_settings(check(raw), raw, roles_folder())
         elapsed_s = time.monotonic() - started
         if as_json:
             emit_json(as_document(inventory, checked, elapsed_s))

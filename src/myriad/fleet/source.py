@@ -50,6 +50,21 @@ class RawHost:
     origins: dict[str, Origin] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class RawSetting:
+    """A variable that is not of the description, where it was set: a role may take it.
+
+    Attributes:
+        holder: `group NAME` or `host NAME`.
+        value: plain data; templates in it are not resolved.
+    """
+
+    name: str
+    value: Any
+    holder: str
+    origin: Origin | None = None
+
+
 @dataclass(slots=True)
 class RawInventory:
     """Everything that was read.
@@ -58,6 +73,7 @@ class RawInventory:
         name: the inventory as the user named it.
         variables: description variables of group `all`.
         origins: where each key of them was written, by its path; a missing path is looked up at its parents.
+        settings: variables of groups and hosts that are not of the description, in the order in which they were read.
         problems: what was already wrong while reading (syntax, duplicate keys, templates).
         complete: False where hosts or variables are missing because they could not be read. Then only what was read is
             checked: what is missing would only lead to false complaints.
@@ -68,6 +84,7 @@ class RawInventory:
     hosts: dict[str, RawHost] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    settings: list[RawSetting] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     complete: bool = True
 

@@ -6,7 +6,7 @@ once, each as what is wrong, where, and what to do.
 
 from __future__ import annotations
 
-from myriad.fleet.driver.plan import plan
+from myriad.fleet.driver.plan import channel_refusals, plan
 from myriad.fleet.driver.result import Action, DriverPlan, FoundGpu, ModuleKind, Refusal
 
-__all__ = ["Action", "DriverPlan", "FoundGpu", "ModuleKind", "Refusal", "plan"]
+__all__ = ["Action", "DriverPlan", "FoundGpu", "ModuleKind", "Refusal", "channel_refusals", "plan"]

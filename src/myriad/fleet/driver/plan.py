@@ -39,7 +39,7 @@ from myriad.fleet.driver.packages import (
     choose_packages,
     package_set,
 )
-from myriad.fleet.driver.result import Action, DriverPlan, ModuleKind
+from myriad.fleet.driver.result import Action, DriverPlan, ModuleKind, Refusal
 from myriad.fleet.driver.rules import exact, kind_of, of_driver
 from myriad.fleet.hardware import Bus, read_bus
 from myriad.fleet.names import listing
@@ -76,6 +76,13 @@ def plan(facts: Mapping[str, Any], want: Mapping[str, Any]) -> DriverPlan:
     check_runfile(facts, notes)
     check_strange_module(facts, wish, notes)
     return _Work(facts, wish, notes, gpus, decision).result()
+
+
+def channel_refusals(channel: str) -> list[Refusal]:
+    """Why packages cannot come by this channel on any host; empty where they can."""
+    notes = Notes()
+    check_channel(read_wish({"channel": channel}), notes)
+    return notes.refusals
 
 
 def _skipped(facts: Mapping[str, Any], bus: Bus, wish: Wish) -> DriverPlan:
