@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
 import shlex
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 
 from ansible_collections.myriad.gpu.plugins.module_utils import fsops, merged
 
@@ -339,12 +336,23 @@ def not_answering(wait):
         except OSError as error:
             return f"port {address[0]}:{address[1]}: {error.strerror or error}"
     if wait.get("url"):
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            opener.open(wait["url"], timeout=5).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return f"{wait['url']}: {error.code} {error.reason}"
-        except (OSError, http.client.HTTPException) as error:
-            return "{}: {}".format(wait["url"], error)
+        return not_served(wait["url"])
+    return None
+
+
+def not_served(url):
+    """None when an address answers without an error."""
+    # Here: they bring in TLS and mail, a quarter of what starting this module costs, and few tasks ask for an address.
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        opener.open(url, timeout=5).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"{url}: {error.code} {error.reason}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{url}: {error}"
     return None
