@@ -143,30 +143,31 @@ def test_an_open_gate_ends_with_0(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "beat", "cause", "step"),
+    ("body", "age_s", "cause", "step"),
     [
-        (node("gpu3", taints=[GATE]), lease("gpu3"), "the node agent has not judged it yet", "kubectl logs"),
-        (node("gpu3", Record(open=True, checks=(PCI_GOOD,)), taints=[GATE]), lease("gpu3"), "about to take", "kubectl"),
+        (node("gpu3", taints=[GATE]), 0, "the node agent has not judged it yet", "kubectl logs"),
+        (node("gpu3", Record(open=True, checks=(PCI_GOOD,)), taints=[GATE]), 0, "about to take", "kubectl"),
         (
-            node("gpu3", Record(checks=SICK), taints=[GATE]), lease("gpu3", 300),
+            node("gpu3", Record(checks=SICK), taints=[GATE]), 300,
             "s (stale after 120 s): nobody can open the gate",
             "kubectl get pods -n myriad-system -o wide | grep gpu3",
         ),
         (
-            node("gpu3", Record(open=True, checks=SICK, held=HELD)), lease("gpu3"), "the brake is on: 1 of 3",
+            node("gpu3", Record(open=True, checks=SICK, held=HELD)), 0, "the brake is on: 1 of 3",
             "myriad gate --release h100",
         ),
         (
-            node("gpu3", Record(open=True, checks=SICK, held="the brake cannot be asked: x")), lease("gpu3"),
+            node("gpu3", Record(open=True, checks=SICK, held="the brake cannot be asked: x")), 0,
             "the brake cannot be asked: x", "kubectl logs",
         ),
     ],
 )  # fmt: skip
 def test_what_stands_between_the_checks_and_the_taint_is_said(
-    cluster: Cluster, body: Json, beat: Json, cause: str, step: str
+    cluster: Cluster, body: Json, age_s: float, cause: str, step: str
 ) -> None:
     cluster.put(NODES, body)
-    cluster.put(LEASES, beat)
+    # Made here: a Lease that was made when tests were collected may be stale by now.
+    cluster.put(LEASES, lease("gpu3", age_s))
     done = run("gpu3", "--json")
     document = json.loads(done.output)
     assert done.exit_code == 4

