@@ -154,8 +154,9 @@ def _has_template(value: Any) -> bool:
 
 def _faults(setting: RawSetting, option: Mapping[str, Any]) -> Iterator[str]:
     """Sentences, judged by the validator with which Ansible judges the role's arguments."""
-    from ansible.module_utils.common import arg_spec  # late: most of this module's users need no Ansible
+    # Late: most of this module's users need no Ansible.
     from ansible.module_utils import errors as ansible_errors
+    from ansible.module_utils.common import arg_spec
 
     spec = {setting.name: {key: value for key, value in option.items() if key != "description"}}
     judged = arg_spec.ArgumentSpecValidator(spec).validate({setting.name: setting.value})

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def validate(inventory: InventoryOption, as_json: JsonOption = False) -> None:
-        """Check the inventory: hosts, groups, teams, quotas, and variables of the roles. Exit 0 when it is right, 1 when it is not."""
+        """Check the inventory: hosts, teams, quotas, variables of roles. Exit 0 when it is right, 1 when it is not."""
         started = time.monotonic()
         raw = read_inventory(*inventory)
         checked = with_role_settings(check(raw), raw, roles_folder())
