@@ -26,6 +26,7 @@ from myriad.stack.bundle import (
     manifest_bytes,
 )
 from myriad.stack.bundle_images import ImageBuilder
+from myriad.stack.bundle_offline import OfflineWish, gather
 from myriad.stack.compat import check
 from myriad.stack.events import Event, OnEvent, ignore
 from myriad.stack.fetch import (
@@ -69,6 +70,7 @@ def build_bundle(
     images: bool = True,
     without: Iterable[str] = (),
     unreachable: Callable[[str], str | None] | None = None,
+    offline: OfflineWish | None = None,
 ) -> Bundle:
     """Make a bundle directory. What is in the store already is neither fetched nor built again.
 
@@ -83,13 +85,15 @@ def build_bundle(
         images: build images as well; Myriad's own only in a bundle of all components.
         without: folders of images/ to leave out.
         unreachable: URL -> reason; probes each host once when None.
+        offline: packages, wheels and keys for a site without a network; none when None.
 
     Raises:
         InputError: the lock's versions do not go together.
         SourcesError: required files cannot be had; nothing has been built then.
         FetchError, BuildError, ArchiveError: one could not be had after all.
     """
-    components = selected(lock, only=set(only) if only is not None else None, also=set(also))
+    only_names = set(only) if only is not None else None
+    components = selected(lock, only=only_names, also=set(also))
     refuse_conflicts(lock.program_versions())
     if unreachable is None:
         reachability = Reachability(settings)
@@ -115,10 +119,11 @@ def build_bundle(
         image_builder = ImageBuilder(store=builder.store, settings=settings, on_event=on_event)
         made = image_builder.component_images(components, files)
         made += image_builder.upstream_images(components, plan.images)
-        if only is None:
+        if only_names is None:
             made += image_builder.own_images(without=set(without))
     versions = _versions(lock, files)
     refuse_conflicts(lock.program_versions() | versions)
+    more = gather(offline or OfflineWish(), lock, builder.store, settings, on_event)
     manifest = Manifest(
         myriad=package_version("myriad"),
         arch=settings.arch,
@@ -127,6 +132,11 @@ def build_bundle(
         files=list(files.values()),
         images=made,
         left_out=plan.left_out,
+        only=sorted(only_names) if only_names is not None else [],
+        packages=more.packages,
+        wheels=more.wheels,
+        served=more.served,
+        apt=more.apt,
     )
     return write_bundle(manifest, out, builder.store)
 

@@ -1,7 +1,8 @@
 """A bundle: one directory that holds everything a site needs, by sha256, and says where each file came from.
 
-Layout: `bundle.yml` (this module's manifest) and `sha256/<2>/<hex>` (single files, and the blobs of OCI images:
-manifests, configs and layers). It holds no date: the same lock and the same files give the same manifest.
+Layout: `bundle.yml` (this module's manifest) and `sha256/<2>/<hex>` (single files, Debian packages, wheels, and the
+blobs of OCI images: manifests, configs and layers). It holds no date of its making: the same lock and the same files
+give the same manifest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from myriad.errors import InputError, MyriadError
-from myriad.stack.store import plain_hex, sha256_of
+from myriad.stack.store import plain_hex
 
 MANIFEST = "bundle.yml"
 FILE_MEDIA_TYPE = "application/octet-stream"
@@ -99,6 +100,46 @@ class ImageEntry(_Strict):
         return self.ref.rpartition(":")[2]
 
 
+class PackageEntry(_Strict):
+    """One Debian package of the bundle's own apt repository; `distributions` are ID and version, as debian12."""
+
+    name: str
+    version: str
+    arch: str
+    distributions: list[str]
+    sha256: str
+    size: int
+    url: str
+
+
+class WheelEntry(_Strict):
+    """One Python wheel (or source archive) of the controller's environment, as uv.lock names it."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+    size: int
+    url: str
+
+
+class ServedFile(_Strict):
+    """A small file that `serve` gives under a path: indexes of the apt repository, keys."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+class AptRepository(_Strict):
+    """The bundle's own apt repository: which suites it has, what was asked for, and who signed it."""
+
+    suites: dict[str, str] = Field(description="distribution -> suite, as debian12 -> bookworm")
+    wanted: dict[str, list[str]] = Field(description="distribution -> names, or name=version, that were asked for")
+    fingerprint: str = Field("", description="of the key that signed it; empty where it is unsigned")
+    key: str = Field("", description="the public key in ASCII armour")
+
+
 class Manifest(_Strict):
     """The content of bundle.yml."""
 
@@ -110,17 +151,13 @@ class Manifest(_Strict):
     files: list[FileEntry]
     images: list[ImageEntry]
     left_out: dict[str, str] = Field(default_factory=dict, description="optional component -> why it is not here")
+    only: list[str] = Field(default_factory=list, description="components, where a build was told to take just these")
+    packages: list[PackageEntry] = Field(default_factory=list)
+    wheels: list[WheelEntry] = Field(default_factory=list)
+    served: list[ServedFile] = Field(default_factory=list)
+    apt: AptRepository | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class Problem(_Strict):
-    """One thing that `verify` found: what it is, where it lies, and what is wrong with it."""
-
-    name: str
-    path: str
-    problem: Literal["missing", "changed", "size"]
-    detail: str
 
 
 class Bundle:
@@ -147,13 +184,7 @@ class Bundle:
                 where=str(directory),
                 hint=f"make one: myriad bundle build --out {directory}",
             )
-        try:
-            loaded = yaml.load(path.read_bytes(), _LOADER)  # noqa: S506 (a safe loader, in C where there is one)
-            return cls(directory, Manifest.model_validate(loaded))
-        except (yaml.YAMLError, ValidationError) as error:
-            raise InputError(
-                f"cannot be read: {error}", where=str(path), hint="build or copy the bundle again"
-            ) from error
+        return cls(directory, parse_manifest(path.read_bytes(), where=str(path)))
 
     @property
     def digest(self) -> str:
@@ -205,13 +236,23 @@ class Bundle:
                 if blob.sha256 not in seen:
                     seen.add(blob.sha256)
                     yield f"image {image.ref}", blob
+        others: list[tuple[str, PackageEntry | WheelEntry | ServedFile]] = [
+            *((f"package {entry.name} {entry.version}", entry) for entry in self.manifest.packages),
+            *((f"wheel {entry.filename}", entry) for entry in self.manifest.wheels),
+            *((f"file {entry.path}", entry) for entry in self.manifest.served),
+        ]
+        for name, other in others:
+            if other.sha256 not in seen:
+                seen.add(other.sha256)
+                yield name, Blob(sha256=other.sha256, size=other.size, media_type=FILE_MEDIA_TYPE)
 
     def as_ansible_vars(self) -> dict[str, Any]:
         """What playbooks need, compactly.
 
         `myriad_artifacts`: {name: {sha256, size, version, kind}}; `myriad_stack_images`: {repo: {ref, repo, tag,
         digest, size}}, the size being what a node pulls; `myriad_stack_versions`: {component: version};
-        `myriad_bundle`: {digest, directory, arch, left_out}.
+        `myriad_bundle`: {digest, directory, arch, left_out, apt}, apt being empty
+        in a bundle without packages.
         """
         return {
             "myriad_bundle": {
@@ -219,6 +260,7 @@ class Bundle:
                 "directory": str(self.directory),
                 "arch": self.manifest.arch,
                 "left_out": dict(self.manifest.left_out),
+                "apt": self.manifest.apt.model_dump() if self.manifest.apt else {},
             },
             "myriad_artifacts": {
                 entry.name: {
@@ -242,29 +284,32 @@ class Bundle:
             "myriad_stack_versions": dict(self.manifest.versions),
         }
 
-    def verify(self) -> list[Problem]:
-        """Read every blob and compare it with the manifest. An empty list: nothing is missing or changed."""
-        problems = []
-        for name, blob in self.blobs():
-            path = self.path(blob.sha256)
-            relative = str(path.relative_to(self.directory))
-            if not path.is_file():
-                problems.append(Problem(name=name, path=relative, problem="missing", detail="it is not there"))
-                continue
-            size = path.stat().st_size
-            if size != blob.size:
-                detail = f"{size} bytes, the manifest says {blob.size}"
-                problems.append(Problem(name=name, path=relative, problem="size", detail=detail))
-            elif (found := sha256_of(path)) != blob.sha256:
-                problems.append(Problem(name=name, path=relative, problem="changed", detail=f"its sha256 is {found}"))
-        return problems
-
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
+def parse_manifest(content: bytes, *, where: str) -> Manifest:
+    """Read a manifest. Raises InputError that names `where` and each field that is wrong."""
+    try:
+        loaded = yaml.load(content, _LOADER)  # noqa: S506 (a safe loader, in C where there is one)
+        return Manifest.model_validate(loaded)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"is not YAML: {error}", where=where, hint="build or copy the bundle again") from error
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, item['loc'])) or 'bundle.yml'}: {item['msg']}" for item in error.errors()]
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise InputError(
+            f"is no manifest of a bundle: {'; '.join(wrong[:3])}{more}",
+            where=where,
+            hint="build or copy the bundle again; one that a newer Myriad made is read by that version",
+        ) from error
+
+
 def manifest_bytes(manifest: Manifest) -> bytes:
     """The manifest as bundle.yml holds it."""
     value = manifest.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for key in ("only", "packages", "wheels", "served"):
+        if not value[key]:  # a bundle without them has the digest that it had before there were any
+            del value[key]
     return yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=200, allow_unicode=True).encode()
