@@ -8,6 +8,7 @@ short_description: Entries of the bundle and short forms of Kubernetes fields
 description:
   - C(artifact_items) picks files of the bundle for M(myriad.gpu.artifacts).
   - C(taints) turns KEY=VALUE:EFFECT into taint objects.
+  - C(bundle_problems) are sentences about what a bundle lacks.
   - C(bundle_path) is where a file of the bundle lies on the controller.
   - C(warm_images) are the images that a node has before a pod asks for them.
   - C(proxy) gives the proxy settings of the controller, with what is inside the site left out.
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from myriad.stack.settings import read_mirrors
+from myriad.errors import MyriadError
+from myriad.stack.bundle_verify import quick_problems
+from myriad.stack.settings import cache_root, read_mirrors
 
 _TAINT = re.compile(r"^(?P<key>[^=:]+)(=(?P<value>[^:]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)$")
 
@@ -46,6 +49,21 @@ def bundle_path(artifacts: dict[str, Any], name: str, bundle: str) -> str:
         )
     digest = artifacts[name]["sha256"]
     return str(Path(bundle).expanduser() / "sha256" / digest[:2] / digest)
+
+
+def bundle_problems(bundle: str) -> list[str]:
+    """A sentence for each file of a bundle that is missing or changed, and one for what to do; empty when it is whole.
+
+    A file that was read before and has the same size, time and inode is not read again.
+    """
+    try:
+        problems = quick_problems(Path(bundle).expanduser(), cache_root())
+    except MyriadError as error:
+        return [str(error)]
+    return [
+        *(problem.sentence() for problem in problems),
+        *(f"-> {action}" for action in dict.fromkeys(problem.action for problem in problems)),
+    ]
 
 
 def node_objects(hosts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -145,6 +163,7 @@ class FilterModule:
         return {
             "artifact_items": artifact_items,
             "bundle_path": bundle_path,
+            "bundle_problems": bundle_problems,
             "node_objects": node_objects,
             "proxy": proxy,
             "taints": taints,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import zipfile
@@ -42,7 +43,12 @@ def make_deb(folder: Path, name: str, version: str, *, depends: str = "") -> Pat
     (root / "usr" / "share" / name).mkdir(parents=True)
     (root / "usr" / "share" / name / "hello").write_text(f"{name} {version}\n")
     path = folder / f"{name}_{version.replace(':', '%3a')}_all.deb"
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(root), str(path)], check=True, capture_output=True)
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-b", str(root), str(path)],
+        check=True,
+        capture_output=True,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000"},  # the same package each time
+    )
     return path
 
 
