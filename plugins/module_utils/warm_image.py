@@ -91,7 +91,7 @@ class Warming:
                 result.update(outcome=PINNED, sentence=f"{reference} was not pinned")
                 if not self.check:
                     self.runtime.pin(reference)
-            if not self.check:
+            if not self.check and result["outcome"] != COLD:
                 self._prove(image, reference, chain, known, result)
         except RuntimeFault as fault:
             result.update(outcome=FAILED, cause=fault.cause, sentence=_sentence(name, fault))
@@ -109,7 +109,7 @@ class Warming:
         left = sum(partial.get(layer["digest"], 0) for layer in image["layers"])
         if not admitted.allowed:
             raise RuntimeFault("refused", admitted.sentence)
-        if self.check:
+        if self.check or not self.params["fetch"]:
             result["sentence"] = f"{name} is not there: {warm_disk.size_text(needed.fetch)} to fetch"
             return
         progress = Progress(max(1, needed.total), self.params["stall_s"], self.params["least_rate"])
@@ -188,7 +188,7 @@ class Warming:
 
     def _note(self, image, reference, chain, result):
         warm = result["outcome"] in (WARM, PULLED, PINNED, PROVEN)
-        if result["outcome"] != WARM:
+        if result["outcome"] in (PULLED, PINNED, PROVEN) or (self.check and result["outcome"] == COLD):
             self.changed.append(f"image {reference} {result['outcome']}")
         if self.check:
             return

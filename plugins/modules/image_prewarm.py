@@ -66,6 +66,10 @@ options:
     description: Images that an earlier run pinned and that are not in I(images) lose their pin.
     type: bool
     default: false
+  fetch:
+    description: Whether an image that is not there is pulled. Without, it is only told; pins and proofs are done either way.
+    type: bool
+    default: true
   full:
     description: Start a container also from images that were proven before.
     type: bool
@@ -188,6 +192,7 @@ ARGUMENTS = dict(
     registries={"type": "list", "elements": "dict", "default": []},
     rack={"type": "dict", "default": {}},
     release={"type": "bool", "default": False},
+    fetch={"type": "bool", "default": True},
     full={"type": "bool", "default": False},
     stall_s={"type": "int", "default": 120},
     least_rate={"type": "int", "default": 200000},
