@@ -37,6 +37,9 @@ def up(
     jobs: Annotated[bool, typer.Option(help="Submit the example jobs at the end.")] = True,
     full: Annotated[bool, typer.Option("--full", help="Look at every host, converged or not.")] = False,
     nodes_only: Annotated[bool, typer.Option("--nodes-only", help="Stop when the nodes answer over ssh.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Block every way out of the lab; packages come from the bundle.")
+    ] = False,
     as_json: JsonOption = False,
     clone: CloneOption = None,
 ) -> None:
@@ -53,7 +56,7 @@ def up(
             Bringup(root, display).nodes_up(after_make=from_make)
             return 0
         site = ["-e", "site_full=true"] if full else []
-        return bring_up(root, display, after_make=from_make, jobs=jobs, site=site)
+        return bring_up(root, display, after_make=from_make, jobs=jobs, site=site, without_egress=offline)
 
     _end(display, guarded(display, action), as_json)
 

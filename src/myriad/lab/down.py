@@ -11,7 +11,7 @@ from pathlib import Path
 from docker.errors import ImageNotFound
 
 from myriad.errors import MyriadError
-from myriad.lab import engine, machine, nodes
+from myriad.lab import engine, machine, nodes, offline
 from myriad.lab.display import Display, row
 from myriad.lab.nodes import LABEL
 from myriad.lab.preflight import lab_name, probe_engine
@@ -31,7 +31,9 @@ def take_down(clone: Path, display: Display) -> int:
     with display.phase("nodes") as phase:
         kind = probe_engine(dict(os.environ)).kind
         if kind == "docker":
-            removed = nodes.remove_lab(engine.connect(), name)
+            client = engine.connect()
+            offline.unblock_network(client, name)
+            removed = nodes.remove_lab(client, name)
             parts = [counted(len(items), what) for what, items in removed.items() if items]
             phase.result = f"removed {', '.join(parts)}" if parts else "there were none"
         elif kind == "stopped":

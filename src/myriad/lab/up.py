@@ -16,7 +16,7 @@ from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent
 from myriad.images.rootfs import build_node_rootfs
 from myriad.kube.client import NODES, ApiError, connect
-from myriad.lab import engine, machine, nodes
+from myriad.lab import engine, machine, nodes, offline
 from myriad.lab.display import Display, Phase, duration, row
 from myriad.lab.jobs import Jobs
 from myriad.lab.preflight import Verdict, gather, judge, lab_name, summary
@@ -40,8 +40,9 @@ VERDICT_TIMEOUT_S = 120.0
 class Bringup:
     """One `make lab`. Every phase can be cut short; the next run finds what is there and goes on."""
 
-    def __init__(self, clone: Path, display: Display, *, paths: LabPaths | None = None) -> None:
+    def __init__(self, clone: Path, display: Display, *, paths: LabPaths | None = None, offline: bool = False) -> None:
         self.clone = clone
+        self.offline = offline
         self.paths = paths or LabPaths(clone)
         self.display = display
         self.inventory = clone / "inventories" / "lab"
@@ -155,6 +156,7 @@ class Bringup:
         lock = load_lock(self.clone / "stack.lock.yml")
         # One for each clone: it holds images of the clone's own source, which another clone's run must not exchange.
         own = self.name.rpartition("-")[2]
+        own += "-offline" if self.offline else ""
         directory = settings.cache / "bundles" / f"{lock_digest(lock)[:12]}-{settings.arch}-{own}"
         seen: dict[str, int] = {}
 
@@ -170,7 +172,7 @@ class Bringup:
                 size = f" {event.done_bytes / 1e6:.0f} of {event.total_bytes / 1e6:.0f} MB" if event.total_bytes else ""
                 self.display.detail(f"{event.how} {event.what}{size}")
 
-        bundle = build_bundle(lock, directory, settings, report)
+        bundle = build_bundle(lock, directory, settings, report, offline=offline.wish() if self.offline else None)
         counts: dict[str, int] = {}
         for entry in bundle.manifest.files:
             counts[entry.origin.source] = counts.get(entry.origin.source, 0) + 1
@@ -212,6 +214,32 @@ class Bringup:
                 )
         return run
 
+    def site_offline(self, state: LabState, arguments: Sequence[str]) -> SiteRun:
+        """Run site.yml with every way out of the lab blocked; packages come from the bundle, which is served to it.
+
+        The block stays until the lab comes up without `--offline`, or is taken down.
+        """
+        client = engine.connect()
+        with self.phase(state, "egress") as phase:
+            state.extra["offline"] = "yes"
+            save_state(self.paths, state)
+            offline.block(client, state)
+            phase.result = f"blocked: only {state.subnet} and the cluster's own networks are reached"
+        with offline.served(Bundle.load(Path(state.bundle)), state.gateway) as served:
+            self.display.say(f"the bundle is served on {served.url}")
+            run = self.site(state, [*arguments, *served.arguments])
+        packages = sum(path.endswith(".deb") and status in (200, 206) for _, _, status, path in served.requests)
+        refused = sum(offline.refused(client, state, host) for host in state.hosts)
+        self.display.say(f"{packages} packages came from the bundle; {refused} packets to elsewhere were refused")
+        return run
+
+    def online(self, state: LabState) -> None:
+        """Take the block of an earlier `--offline` back."""
+        if state.extra.pop("offline", None):
+            offline.unblock(engine.connect(), state)
+            save_state(self.paths, state)
+            self.display.say("egress is open again")
+
     def verdict(self, wanted: Sequence[LabNode]) -> list[NodeVerdict]:
         """The nodes as the API server sees them, waited for until every gate is open or the time is up."""
         cluster = yaml.safe_load((self.inventory / "group_vars" / "all" / "cluster.yml").read_text())
@@ -252,7 +280,13 @@ def _last_lines(log: Path) -> list[str]:
 
 
 def bring_up(
-    clone: Path, display: Display, *, after_make: bool = False, jobs: bool = True, site: Sequence[str] = ()
+    clone: Path,
+    display: Display,
+    *,
+    after_make: bool = False,
+    jobs: bool = True,
+    site: Sequence[str] = (),
+    without_egress: bool = False,
 ) -> int:
     """The whole of `make lab`.
 
@@ -262,13 +296,18 @@ def bring_up(
         after_make: make has printed preflight and environment already.
         jobs: submit the example jobs at the end.
         site: further arguments for ansible-playbook.
+        without_egress: block every way out of the lab first; packages come from the bundle.
 
     Returns:
         0 converged, 3 some hosts unreachable and the rest converged, 4 converged but some nodes take no work.
     """
-    work = Bringup(clone, display)
+    work = Bringup(clone, display, offline=without_egress)
     state, wanted = work.nodes_up(after_make=after_make)
-    run = work.site(state, site)
+    if without_egress:
+        run = work.site_offline(state, site)
+    else:
+        work.online(state)
+        run = work.site(state, site)
     with work.display.phase("verdict") as phase:
         rows = work.verdict(wanted)
         takes = sum(item.takes_work for item in rows)
