@@ -94,7 +94,8 @@ class Warming:
             if not self.check and result["outcome"] != COLD:
                 self._prove(image, reference, chain, known, result)
         except RuntimeFault as fault:
-            result.update(outcome=FAILED, cause=fault.cause, sentence=_sentence(name, fault))
+            outcome = REFUSED if fault.cause == "refused" else FAILED
+            result.update(outcome=outcome, cause=fault.cause, sentence=_sentence(name, fault))
         self._note(image, reference, chain, result)
         return result
 

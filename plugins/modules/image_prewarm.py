@@ -287,9 +287,7 @@ def main():
             record.save()
     except (RuntimeFault, RecordError, OSError, ValueError) as error:
         fail(str(error), outcome="failed", images=[], elsewhere=False, cause=getattr(error, "cause", "other"))
-    outcomes = ["refused" if one["cause"] == "refused" else one["outcome"] for one in results]
-    for one, outcome in zip(results, outcomes):
-        one["outcome"] = outcome
+    outcomes = [one["outcome"] for one in results]
     bad = [one["sentence"] for one in results if one["outcome"] in ("failed", "refused")]
     answer = {
         "changed": bool(work.changed) and (check is False or module.check_mode),
