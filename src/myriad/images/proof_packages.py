@@ -110,12 +110,12 @@ def read_packages(tree: ImageTree) -> Packages:
                     owner.setdefault(path, by_name[name])
     unowned = 0
     for file in tree.regular():
-        package = owner.get(file.path)
-        if package is None:
+        owned = owner.get(file.path)
+        if owned is None:
             unowned += file.size
         else:
-            package.files.append(file.path)
-            package.size += file.size
+            owned.files.append(file.path)
+            owned.size += file.size
     return Packages(sorted(found, key=lambda one: (one.kind != "pypi", one.name, one.version, one.where)), unowned)
 
 

@@ -156,7 +156,7 @@ _PATHS: tuple[tuple[str, _Look], ...] = (
     ("*containers/auth.json", _docker),
     ("*.dockercfg", _docker),
     ("*.aws/credentials", _matching(rb"aws_secret_access_key\s*=\s*\S+", "AWS credentials")),
-    ("*application_default_credentials.json", _matching(rb'"(refresh_token|private_key)"\s*:\s*"[^"]+"', "Google keys")),
+    ("*application_default_credentials.json", _matching(rb'"(refresh_token|private_key)"\s*:\s*"[^"]+"', "Google key")),
     ("*gcloud/credentials.db", _any("Google credentials")),
     ("*.azure/accessTokens.json", _any("Azure credentials")),
     ("*.azure/msal_token_cache.*", _any("Azure credentials")),

@@ -255,13 +255,10 @@ class _Hashing(io.RawIOBase):
 def _read_layer(plain: IO[bytes], number: int, tree: ImageTree) -> None:
     with tarfile.open(fileobj=plain, mode="r:") as tar:
         for member in tar:
-            name = _clean(member.name)
-            if not name:
+            path = layer_path(tree, member.name)
+            if not path:
                 continue
-            parent, _, base = name.rpartition("/")
-            # A lower layer may have made a link of a folder above (bin -> usr/bin); a runtime follows it.
-            parent = tree.resolve(parent) if parent else ""
-            path = f"{parent}/{base}" if parent else base
+            parent, _, base = path.rpartition("/")
             if base == ".wh..wh..opq":
                 for child in tree.children(parent):
                     tree.remove(child, by=number)
@@ -270,6 +267,16 @@ def _read_layer(plain: IO[bytes], number: int, tree: ImageTree) -> None:
                 tree.remove(f"{parent}/{base[4:]}" if parent else base[4:], by=number)
                 continue
             tree.put(_entry(tar, member, path, number, tree))
+
+
+def layer_path(tree: ImageTree, name: str) -> str:
+    """Where a member of a layer's tar stream lands; empty for the root itself.
+
+    A lower layer may have made a link of a folder above it (bin -> usr/bin); a runtime follows that.
+    """
+    parent, _, base = _clean(name).rpartition("/")
+    parent = tree.resolve(parent) if parent else ""
+    return f"{parent}/{base}" if parent else base
 
 
 def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int, tree: ImageTree) -> TreeFile:
