@@ -61,10 +61,10 @@ molecule: env ## every role's scenario, one after the other on two nodes, with t
 	$(PYTEST) tests/integration/test_molecule.py -m "engine and not slow"
 
 test: check ## everything that a change must pass: check, integration and end to end on a lab of its own
-	$(BIN)/python -m myriad.lab.testing -m "not slow" tests/integration tests/e2e $(ARGS)
+	$(BIN)/python -m myriad.lab.testing -m "not slow" tests/integration tests/api tests/e2e $(ARGS)
 
 test-full: check ## make test and the slow tests, for the night
-	$(BIN)/python -m myriad.lab.testing tests/integration tests/e2e tests/scale $(ARGS)
+	$(BIN)/python -m myriad.lab.testing tests/integration tests/api tests/e2e tests/scale $(ARGS)
 
 bench-placement: env ## one placement decision at 10,000 and 50,000 GPUs, as JSON lines
 	@$(BIN)/python -m tests.scale.bench_placement $(ARGS)

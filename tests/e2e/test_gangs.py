@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
 sys.path.insert(0, str(Path(__file__).parent))
 import apiserver
 from gangs import Size, random_sizes, thirty_gangs

@@ -10,8 +10,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from myriad.lab.display import duration
@@ -21,31 +23,92 @@ from myriad.lab.state import LabPaths, clone_root, load_state
 _CLOSING = re.compile(r"^=*\s?\d+ (passed|failed|skipped|deselected|errors?)\b.* in [\d.]+s")
 
 
+#: Exit code of a pytest that found no test.
+_NO_TESTS = 5
+
+
 def was_up(clone: Path) -> bool:
     """Whether this clone had a lab before: its last run got as far as a verdict."""
     state = load_state(LabPaths(clone))
     return state is not None and state.phases.get("site") is not None and state.phases["site"].ok
 
 
-def run_tests(clone: Path, arguments: Sequence[str]) -> tuple[int, str]:
-    """Run pytest, passing its output on. Returns its exit code and its closing line."""
-    argv = [sys.executable, "-m", "pytest", *arguments]
+def run_tests(clone: Path, arguments: Sequence[str], beside: Sequence[str] = ()) -> list[tuple[int, str]]:
+    """Run pytest, passing its output on, and meanwhile a second one, whose output comes when both have ended.
+
+    Args:
+        arguments: of the first.
+        beside: of the second; none where this is empty.
+
+    Returns:
+        Exit code and closing line of each.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        second = None
+        if beside:
+            print(shlex.join(["pytest", *beside]), "runs beside and is shown after", flush=True)
+            second = subprocess.Popen(_pytest(beside), cwd=clone, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            results = [_run_shown(clone, arguments)]
+        finally:
+            if second is not None:
+                # Where Ctrl-C ended the first it reached the second too, which then cleans up after itself.
+                second.wait()
+                said.seek(0)
+                output = said.read()
+                print(shlex.join(["pytest", *beside]), output, sep="\n", flush=True)
+        if second is not None:
+            results.append((second.returncode, _closing_of(output.splitlines())))
+    return results
+
+
+def _pytest(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "pytest", *arguments]
+
+
+def _run_shown(clone: Path, arguments: Sequence[str]) -> tuple[int, str]:
     print(shlex.join(["pytest", *arguments]), flush=True)
-    closing = ""
-    with subprocess.Popen(argv, cwd=clone, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+    lines = []
+    with subprocess.Popen(_pytest(arguments), cwd=clone, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         assert process.stdout is not None  # noqa: S101 (PIPE was asked for; narrows the type)
         for line in process.stdout:
             print(line, end="", flush=True)
-            if _CLOSING.search(line):
-                closing = line.strip()
-    return process.returncode, closing
+            lines.append(line)
+    return process.returncode, _closing_of(lines)
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Options, the folders of tests that need an engine alone, and those that need the whole lab."""
+def _closing_of(lines: Iterable[str]) -> str:
+    return next((line.strip() for line in reversed(list(lines)) if _CLOSING.search(line)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run when.
+
+    Attributes:
+        options: of every pytest.
+        engine: folders of tests that need an engine and bare nodes.
+        api: those that need an API server of plain processes, which the bundle of those nodes has: beside the first.
+        lab: those that need the whole lab.
+    """
+
+    options: list[str]
+    engine: list[str]
+    api: list[str]
+    lab: list[str]
+
+
+def split(arguments: Sequence[str]) -> Plan:
+    """Sort pytest's arguments by what the tests need."""
     paths = [argument for argument in arguments if argument.startswith("tests/")]
-    early = [path for path in paths if path.startswith("tests/integration")]
-    return [argument for argument in arguments if argument not in paths], early, [p for p in paths if p not in early]
+    engine = [path for path in paths if path.startswith("tests/integration")]
+    api = [path for path in paths if path.startswith("tests/api")]
+    return Plan(
+        options=[argument for argument in arguments if argument not in paths],
+        engine=engine,
+        api=api,
+        lab=[path for path in paths if path not in engine and path not in api],
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,12 +119,13 @@ def main(arguments: Sequence[str]) -> int:
     clone = clone_root()
     before = was_up(clone)
     program = [str(Path(sys.executable).with_name("myriad"))]
-    options, early, late = split(arguments)
+    plan = split(arguments)
+    first, beside = (plan.engine, plan.api) if plan.engine else (plan.api, [])
     started = time.monotonic()
     codes: list[int] = []
     closings: list[str] = []
     try:
-        for paths, flags in ((early, ["--nodes-only"]), (late, [])):
+        for paths, more, flags in ((first, beside, ["--nodes-only"]), (plan.lab, [], [])):
             if not paths:
                 continue
             up = subprocess.run([*program, "lab", "up", *flags], cwd=clone, check=False)
@@ -69,9 +133,12 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"the lab did not come up (exit {up.returncode}); {' '.join(paths)} did not run", flush=True)
                 codes.append(up.returncode)
                 break
-            code, closing = run_tests(clone, [*options, *paths])
-            codes.append(code)
-            closings.append(closing or f"no test of {' '.join(paths)} ran")
+            second = [*plan.options, *more] if more else []
+            for ran, (code, closing) in zip(
+                (paths, more), run_tests(clone, [*plan.options, *paths], second), strict=False
+            ):
+                codes.append(code)
+                closings.append(closing or f"no test of {' '.join(ran)} ran")
     except KeyboardInterrupt:
         codes.append(130)
     if before:
@@ -80,7 +147,9 @@ def main(arguments: Sequence[str]) -> int:
         subprocess.run([*program, "lab", "down"], cwd=clone, check=False)
     print(f"lab and tests together: {duration(time.monotonic() - started)}", flush=True)
     print("\n".join(closings) or "no test ran", flush=True)
-    return next((code for code in codes if code), 0 if codes else 1)
+    # With -k or a file's name some groups have no test to run; that is an error only where none has.
+    judged = [code for code in codes if code != _NO_TESTS] or codes
+    return next((code for code in judged if code), 0 if codes else 1)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from myriad.lab.preflight import Verdict
 from myriad.lab.shellenv import env_text, write_env
 from myriad.lab.site import command
 from myriad.lab.state import LabPaths, clone_root
-from myriad.lab.testing import run_tests, split, was_up
+from myriad.lab.testing import Plan, run_tests, split, was_up
 from myriad.lab.topology import LabNode
 from myriad.lab.up import guarded, next_steps, page_address
 from myriad.lab.verdict import node_verdicts, table
@@ -97,11 +97,22 @@ def test_an_engines_refusal_is_a_sentence_with_its_phase() -> None:
 
 def test_the_tests_of_a_lab_end_with_pytests_closing_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_small.py").write_text("def test_good():\n    pass\n\ndef test_bad():\n    assert False\n")
-    code, closing = run_tests(tmp_path, ["-p", "no:cacheprovider", "test_small.py"])
+    [(code, closing)] = run_tests(tmp_path, ["-p", "no:cacheprovider", "test_small.py"])
     assert code == 1
     assert "1 failed, 1 passed in " in closing
     assert closing in capfd.readouterr().out
     assert not was_up(tmp_path)
+
+
+def test_tests_that_run_beside_others_are_shown_after_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, passes in (("first", True), ("second", False)):
+        (tmp_path / f"test_{name}.py").write_text(f"def test_{name}():\n    assert {passes}\n")
+    quiet = ["-p", "no:cacheprovider"]
+    results = run_tests(tmp_path, [*quiet, "test_first.py"], [*quiet, "test_second.py"])
+    assert [code for code, _ in results] == [0, 1]
+    assert ["passed" in closing for _, closing in results] == [True, False]
+    said = capfd.readouterr().out
+    assert said.index("1 passed") < said.index("test_second.py:2: AssertionError") < said.index("1 failed")
 
 
 def test_a_terminal_gets_a_moving_line_that_leaves_nothing_behind() -> None:
@@ -381,13 +392,11 @@ def test_the_page_is_where_the_lab_shows_it(tmp_path: Path) -> None:
     assert page_address(tmp_path, wanted) == ""
 
 
-def test_tests_that_need_only_an_engine_run_before_the_lab_is_up() -> None:
-    assert split(["-m", "not slow", "tests/integration", "tests/e2e", "-x"]) == (
-        ["-m", "not slow", "-x"],
-        ["tests/integration"],
-        ["tests/e2e"],
+def test_tests_are_sorted_by_what_they_need() -> None:
+    assert split(["-m", "not slow", "tests/integration", "tests/api", "tests/e2e", "-x"]) == Plan(
+        options=["-m", "not slow", "-x"], engine=["tests/integration"], api=["tests/api"], lab=["tests/e2e"]
     )
-    assert split(["-k", "gang", "tests/e2e"]) == (["-k", "gang"], [], ["tests/e2e"])
+    assert split(["-k", "gang", "tests/e2e"]) == Plan(options=["-k", "gang"], engine=[], api=[], lab=["tests/e2e"])
 
 
 def test_a_subnet_that_was_taken_while_the_bundle_was_built_is_chosen_again(

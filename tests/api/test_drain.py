@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apiserver
 import pytest
+from apiserver import ControlPlane
 
 from myriad.kube.client import NODES, PODS, Api, connect
 from myriad.kube.drain import (
@@ -29,15 +31,10 @@ from myriad.kube.drain import (
     release,
 )
 
-sys.path.insert(0, str(Path(__file__).parent))
-import apiserver
-from apiserver import ControlPlane
-
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
-    pytest.mark.lab,
     apiserver.AT_HAND,
 ]
 

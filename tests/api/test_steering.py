@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import apiserver
 import httpx
 import pytest
 import yaml
+from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
 from jinja2 import Environment, FileSystemLoader
 
 from myriad.kube.client import CLUSTER_QUEUES, JOBS, LEASES, NODES, PODS, WORKLOADS, Api, connect
 from myriad.scheduler.objects import WorkloadView, workload_view
-
-sys.path.insert(0, str(Path(__file__).parent))
-import apiserver
-from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
 
 Json = dict[str, Any]
 
@@ -35,7 +33,6 @@ ACCOUNT = "system:serviceaccount:myriad-system:myriad-scheduler"
 RACK = "myriad.dev/rack"
 
 pytestmark = [
-    pytest.mark.lab,
     apiserver.AT_HAND,
 ]
 

@@ -19,17 +19,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import apiserver
 import pytest
 import yaml
+from apiserver import ControlPlane
 
 from myriad.errors import MyriadError
 from myriad.kube.client import LEASES, NODES, PODS, Api, connect
 from myriad.kube.drain import CORDON_ANNOTATION, Cordon
 from myriad.kube.reboot import GATE_ANNOTATION, GATE_RUN_ANNOTATION, REBOOT_ANNOTATION, Mark
-
-sys.path.insert(0, str(Path(__file__).parent))
-import apiserver
-from apiserver import ControlPlane
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +35,6 @@ HOSTS = {"gpu1": "r1", "gpu2": "r1", "gpu3": "r2"}
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.lab,
     apiserver.AT_HAND,
 ]
 

@@ -17,8 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import apiserver
 import pytest
 import yaml
+from apiserver import ControlPlane
 
 from myriad.agent.collect.assemble import collectors
 from myriad.agent.collect.source import Recorded
@@ -27,10 +29,6 @@ from myriad.agent.publish import NODE_PORTRAITS
 from myriad.agent.settings import Settings
 from myriad.fleet.portrait import LEASE_NAMESPACE, LEASE_PREFIX, Portrait, fresh
 from myriad.kube.client import LEASES, NODES, Api, ApiError, connect
-
-sys.path.insert(0, str(Path(__file__).parent))
-import apiserver
-from apiserver import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = ROOT / "tests" / "fixtures" / "machines"
@@ -41,7 +39,6 @@ DESCRIBED = {
 }  # fmt: skip
 
 pytestmark = [
-    pytest.mark.lab,
     apiserver.AT_HAND,
 ]
 

@@ -5,25 +5,21 @@ Needs the programs of `apiserver.py`, no lab.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apiserver
 import pytest
 
 from myriad.burnin import run as running
 from myriad.burnin.job import LABEL, NAMESPACE, Settings
 from myriad.kube.client import JOBS, NODES, PODS, WORKLOADS, connect
 
-sys.path.insert(0, str(Path(__file__).parent))
-import apiserver
-
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.lab,
     pytest.mark.timeout(240),
     apiserver.AT_HAND,
 ]

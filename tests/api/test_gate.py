@@ -14,8 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import apiserver
 import pytest
 import yaml
+from apiserver import ControlPlane
 
 from myriad.agent.brake import CONFIG_MAPS, NAMESPACE, SIZES, Brake, Decision, Place, State, sizes
 from myriad.agent.keeper import Keeper, KeeperSettings
@@ -29,15 +31,10 @@ from myriad.lab.double.document import PATH, PCI_DIR, PROC_DIR, SYS_DIR, set_fau
 from myriad.lab.double.files import document_files
 from myriad.lab.gpus import gpu_document
 
-sys.path.insert(0, str(Path(__file__).parent))
-import apiserver
-from apiserver import ControlPlane
-
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
-    pytest.mark.lab,
     apiserver.AT_HAND,
 ]
 
