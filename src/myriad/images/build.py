@@ -10,19 +10,17 @@ Nothing that is in the layer cache is built again; all digests depend on the inp
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from myriad.errors import InputError, MyriadError
-from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
-from myriad.images.definition import ImageDefinition, load_definition
-from myriad.images.layer import Entry, directory, file_from_bytes, file_from_path
-from myriad.images.oci import BuiltImage, ImageConfig, Layer, open_layer, write_image, write_layer
-from myriad.images.plan import Change, plan_layers, python_path
-from myriad.images.python import source_layer, wheels_layer
+from myriad.errors import InputError
+from myriad.images.context import BuildContext, BuildEvent
+from myriad.images.files import layer_of
+from myriad.images.layer import directory, file_from_bytes, file_from_path
+from myriad.images.oci import BuiltImage, ImageConfig, Layer, open_layer, write_image
 from myriad.images.rootfs import DPKG_STATUS, Rootfs, build_base_layer, build_node_rootfs, packages_of_status
+from myriad.images.runtime import PATH, build_runtime
 
 __all__ = [
     "BuildContext",
@@ -32,13 +30,13 @@ __all__ = [
     "Rootfs",
     "base_layer",
     "build_node_rootfs",
+    "build_runtime",
     "component_image",
     "debian_packages",
     "python_image",
     "skeleton_layer",
 ]
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: The unprivileged user of every image (the number that distroless images use, so manifests written for them fit).
 NONROOT = 65532
 
@@ -105,60 +103,13 @@ def component_image(
 
 
 def python_image(ctx: BuildContext, folder: Path, tag: str) -> BuiltImage:
-    """The image that `folder/image.yml` describes: the shared base, then wheels, then source and files, by how often
-    they change.
+    """The image that `folder/image.yml` describes.
 
     Raises:
         InputError: image.yml is wrong, or a file or module that it names is missing.
         MyriadError: the image is larger than its budget.
     """
-    definition = load_definition(folder)
-    planned = plan_layers(definition)
-    base = base_layer(ctx)
-    layers = [base, *(_upper_layer(ctx, folder, definition, base, one.change) for one in planned[1:])]
-    env = {"PATH": PATH, "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if search_path := python_path(planned):
-        env["PYTHONPATH"] = search_path
-    titles = {"org.opencontainers.image.title": definition.title, "org.opencontainers.image.version": tag}
-    config = ImageConfig(
-        entrypoint=definition.entrypoint,
-        command=definition.command,
-        env={**env, **definition.env},
-        user=definition.user,
-        labels={**titles, **definition.labels},
-    )
-    image = write_image(ctx.blobs, ref=f"{definition.repo}:{tag}", layers=layers, config=config, epoch=ctx.epoch)
-    _check_budget(image, layers, budget=definition.budget_mb * 10**6, where=folder / "image.yml")
-    return image
-
-
-def _upper_layer(ctx: BuildContext, folder: Path, definition: ImageDefinition, base: Layer, change: Change) -> Layer:
-    """Build a layer of the plan that stands on the base."""
-    if change is Change.WHEELS and definition.wheels is not None:
-        return wheels_layer(ctx, base, definition.wheels)
-    if change is Change.SOURCE and definition.source is not None:
-        return source_layer(ctx, base, definition.source)
-    return layer_of(ctx, folder.name, _own_files(folder, definition), comment=f"files of {folder.name}")
-
-
-def _own_files(folder: Path, definition: ImageDefinition) -> list[Entry]:
-    entries = []
-    for file in definition.files:
-        source = folder / file.source
-        if not source.is_file():
-            raise InputError(f"files: {file.source} is missing", where=str(folder / "image.yml"))
-        entries.append(file_from_path(file.target, source, mode=int(file.mode, 8)))
-    return entries
-
-
-def _check_budget(image: BuiltImage, layers: Sequence[Layer], *, budget: int, where: Path) -> None:
-    if image.size > budget:
-        sizes = ", ".join(f"{layer.comment} {layer.size:,}" for layer in layers)
-        raise MyriadError(
-            f"{image.ref} is {image.size:,} bytes, {image.size - budget:,} over its budget_mb ({sizes})",
-            where=str(where),
-            hint="leave files out by wheels.exclude, or raise budget_mb and say why",
-        )
+    return build_runtime(ctx, folder, tag).built
 
 
 def debian_packages(image: BuiltImage) -> dict[str, str]:
@@ -171,45 +122,3 @@ def debian_packages(image: BuiltImage) -> dict[str, str]:
                 if file is not None:
                     return packages_of_status(file.read().decode())
     return {}
-
-
-def layer_of(ctx: BuildContext, step: str, entries: Sequence[Entry], *, comment: str) -> Layer:
-    """A layer of files that are at hand, cached by their content."""
-    inputs = [
-        [entry.path, entry.kind.value, entry.mode, entry.uid, entry.gid, entry.target, _content_digest(ctx, entry)]
-        for entry in sorted(entries, key=lambda one: one.path)
-    ]
-    return ctx.cached_layer(
-        step,
-        {"comment": comment, "entries": inputs},
-        lambda: write_layer(ctx.blobs, entries, comment=comment, epoch=ctx.epoch),
-    )
-
-
-def _content_digest(ctx: BuildContext, entry: Entry) -> str:
-    """sha256 of an entry's content; of large files it is remembered by path, size, time and inode, as reading them
-    costs most of a build."""
-    if entry.content is None:
-        return ""
-    if entry.source is None or entry.size < 1 << 20:
-        return _hash(entry)
-    status = entry.source.stat()
-    name = hashlib.sha256(f"{entry.source.resolve()}".encode()).hexdigest()
-    seen = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
-    record = ctx.cache_dir / "hashes" / f"{name}.json"
-    known = read_record(record)
-    if known is not None and known["seen"] == seen:
-        return str(known["sha256"])
-    digest = _hash(entry)
-    write_record(record, {"seen": seen, "sha256": digest})
-    return digest
-
-
-def _hash(entry: Entry) -> str:
-    if entry.content is None:
-        return ""
-    with entry.content() as file:
-        value = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            value.update(chunk)
-    return value.hexdigest()

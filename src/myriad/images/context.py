@@ -21,13 +21,14 @@ from myriad.images.oci import BlobStore, Layer, canonical_json, sha256_digest
 @dataclass(frozen=True)
 class BuildEvent:
     """One thing that happened in a build. `step` names the layer or image, `seconds` counts since the step began,
-    `size` is in bytes."""
+    `size` is in bytes, and `total` is what it will be where that is known."""
 
     step: str
     state: Literal["started", "progress", "cached", "finished"]
     detail: str = ""
     seconds: float = 0.0
     size: int = 0
+    total: int = 0
 
 
 OnEvent = Callable[[BuildEvent], None]

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
@@ -185,18 +185,9 @@ def write_layer(
 
     One thread and one level, always: with several threads a zstd stream depends on their number.
     """
-    with store.writer() as blob:
-        if compression == "zstd":
-            compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, threads=0)
-            stream = cast(IO[bytes], compressor.stream_writer(cast(IO[bytes], blob), closefd=False))
-        else:
-            stream = cast(
-                IO[bytes],
-                gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=cast(IO[bytes], blob), mtime=0),
-            )
-        with stream:
-            tar = _BlobWriter(stream)
-            write_tar(entries, cast(IO[bytes], tar), epoch=epoch)
+    with store.writer() as blob, _compressor(cast(IO[bytes], blob), compression) as stream:
+        tar = _BlobWriter(stream)
+        write_tar(entries, cast(IO[bytes], tar), epoch=epoch)
     return Layer(
         digest=blob.digest,
         diff_id=tar.digest,
@@ -205,6 +196,28 @@ def write_layer(
         media_type=MEDIA_TYPE_LAYER_ZSTD if compression == "zstd" else MEDIA_TYPE_LAYER_GZIP,
         comment=comment,
     )
+
+
+def recompress(store: BlobStore, layer: Layer, compression: Compression) -> Layer:
+    """The same tar stream in another compression; the layer itself where it has that one."""
+    media_type = MEDIA_TYPE_LAYER_ZSTD if compression == "zstd" else MEDIA_TYPE_LAYER_GZIP
+    if layer.media_type == media_type:
+        return layer
+    with (
+        open_layer(Blob(store.path(layer.digest), layer.size, layer.media_type)) as source,
+        store.writer() as blob,
+        _compressor(cast(IO[bytes], blob), compression) as stream,
+    ):
+        shutil.copyfileobj(source, stream, _CHUNK)
+    return replace(layer, digest=blob.digest, size=blob.size, media_type=media_type)
+
+
+def _compressor(blob: IO[bytes], compression: Compression) -> IO[bytes]:
+    """A stream that compresses into a blob."""
+    if compression == "zstd":
+        compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, threads=0)
+        return cast(IO[bytes], compressor.stream_writer(blob, closefd=False))
+    return cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=blob, mtime=0))
 
 
 def write_image(

@@ -8,9 +8,11 @@ is: it is read back, what a recipe does not want is left out, and the rest is wr
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -25,7 +27,7 @@ from typing import IO, Any, cast
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
 from myriad.images.layer import Entry, Kind, directory, file_from_bytes, from_tar, write_tar
-from myriad.images.oci import Layer, canonical_json, sha256_digest, write_layer
+from myriad.images.oci import Blob, Layer, canonical_json, open_layer, sha256_digest, write_layer
 
 SUITE = "bookworm"
 DPKG_STATUS = "var/lib/dpkg/status"
@@ -164,6 +166,80 @@ def build_base_layer(ctx: BuildContext) -> Layer:
 def _base_layer(ctx: BuildContext) -> Layer:
     with _installed(ctx, BASE) as archive:
         return write_layer(ctx.blobs, recipe_entries(archive, BASE), comment="base (Debian bookworm)", epoch=ctx.epoch)
+
+
+def build_packages_layer(ctx: BuildContext, base: Layer, packages: Sequence[str]) -> Layer:
+    """What an installation with further Debian packages has beyond the base, as a layer on top of it.
+
+    The base's own packages stay without what its recipe leaves out, except for what the new ones need.
+    """
+    recipe = replace(BASE, name="packages", packages=(*BASE.packages, *packages))
+    inputs = {**_inputs(ctx, recipe), "base": base.digest, "packages": list(packages)}
+    return ctx.cached_layer(
+        "packages " + " ".join(packages), inputs, lambda: _packages_layer(ctx, base, recipe, packages)
+    )
+
+
+def _packages_layer(ctx: BuildContext, base: Layer, recipe: Recipe, packages: Sequence[str]) -> Layer:
+    with _installed(ctx, recipe) as archive, tempfile.TemporaryDirectory(prefix="myriad-base-") as scratch:
+        needed = needed_packages(_read(archive, DPKG_STATUS).decode(), packages)
+        purge = tuple(one for one in recipe.purge if one not in needed)
+        drop = recipe.drop if "perl-base" in purge else tuple(one for one in recipe.drop if "perl" not in one)
+        lower = Path(scratch) / "base.tar"
+        with (
+            open_layer(Blob(ctx.blobs.path(base.digest), base.size, base.media_type)) as source,
+            lower.open("wb") as file,
+        ):
+            shutil.copyfileobj(source, file, 1 << 20)
+        known = {entry.path: _fingerprint(entry) for entry in from_tar(lower)}
+        entries = list(recipe_entries(archive, replace(recipe, purge=purge, drop=drop)))
+        added = [entry for entry in entries if known.get(entry.path) != _fingerprint(entry)]
+        return write_layer(
+            ctx.blobs, _whole_links(added, entries), comment="packages " + " ".join(packages), epoch=ctx.epoch
+        )
+
+
+def _whole_links(added: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
+    """The entries of a layer with every hard link's first name in the same layer."""
+    by_path = {entry.path: entry for entry in entries}
+    found = {entry.path: entry for entry in added}
+    for entry in added:
+        if entry.kind is Kind.HARDLINK:
+            found.setdefault(entry.target, by_path[entry.target])
+    return list(found.values())
+
+
+def _fingerprint(entry: Entry) -> tuple[Any, ...]:
+    """What makes two entries the same."""
+    value = ""
+    if entry.content is not None:
+        digest = hashlib.sha256()
+        with entry.content() as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        value = digest.hexdigest()
+    return entry.kind, entry.mode, entry.uid, entry.gid, entry.target, value
+
+
+def needed_packages(status: str, roots: Sequence[str]) -> set[str]:
+    """Packages that these need, directly or not, by Depends and Pre-Depends in dpkg's status; themselves included."""
+    depends: dict[str, set[str]] = {}
+    provided: dict[str, str] = {}
+    for paragraph in status.strip().split("\n\n"):
+        fields = dict(re.findall(r"(?m)^(Package|Depends|Pre-Depends|Provides): (.*)$", paragraph))
+        names = ", ".join((fields.get("Depends", ""), fields.get("Pre-Depends", "")))
+        depends[fields["Package"]] = set(re.findall(r"(?:^|[,|])\s*([a-z0-9][a-z0-9+.-]+)", names))
+        for name in re.findall(r"(?:^|,)\s*([a-z0-9][a-z0-9+.-]+)", fields.get("Provides", "")):
+            provided[name] = fields["Package"]
+    found: set[str] = set()
+    queue = list(roots)
+    while queue:
+        name = queue.pop()
+        name = name if name in depends else provided.get(name, name)
+        if name not in found:
+            found.add(name)
+            queue += depends.get(name, ())
+    return found
 
 
 def build_node_rootfs(ctx: BuildContext, recipe: Recipe = NODE) -> Rootfs:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from myriad.errors import InputError, MyriadError
-from myriad.images import build
+from myriad.images import build, runtime
 from myriad.images.build import component_image, debian_packages, python_image
 from myriad.images.context import BuildContext, BuildEvent
 from myriad.images.layer import file_from_bytes
@@ -77,6 +77,7 @@ def small_base(monkeypatch: pytest.MonkeyPatch) -> None:
         return write_layer(ctx.blobs, [file_from_bytes("/etc/os-release", b"ID=debian\n")], comment="base")
 
     monkeypatch.setattr(build, "base_layer", base)
+    monkeypatch.setattr(runtime, "build_base_layer", base)
 
 
 def folder_with(root: Path, **fields: object) -> Path:
@@ -130,7 +131,7 @@ def test_one_byte_over_the_budget_is_refused_with_the_sizes(
 @pytest.mark.usefixtures("small_base")
 def test_a_file_that_is_not_there_is_named(ctx: BuildContext, tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "hello", files=[{"from": "gone.py", "to": "/opt/gone.py"}])
-    with pytest.raises(InputError, match=r"files: gone\.py is missing"):
+    with pytest.raises(InputError, match=r'is "gone.py", which does not exist'):
         python_image(ctx, folder, "1")
 
 

@@ -1,0 +1,298 @@
+"""A runtime image from its definition: base, packages, wheels, loader configuration, source and files, each a layer
+from the cache or made now, side by side where there are cores."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from myriad.errors import InputError, MyriadError
+from myriad.images.compat import image_facts, require_cuda
+from myriad.images.compat_require import VARIABLE as REQUIRE_CUDA
+from myriad.images.context import BuildContext
+from myriad.images.definition import ExternalBase, ImageDefinition, OwnBase, load_definition
+from myriad.images.definition_errors import report
+from myriad.images.external import Base, pull_base
+from myriad.images.files import layer_of
+from myriad.images.layer import Entry, file_from_path
+from myriad.images.oci import (
+    BuiltImage,
+    ImageConfig,
+    Layer,
+    recompress,
+    write_image,
+)
+from myriad.images.plan import Change, PlannedLayer, pin_problems, plan_layers, python_path
+from myriad.images.python import Interpreter, debian_interpreter, external_interpreter, source_layer
+from myriad.images.rootfs import build_base_layer, build_packages_layer
+from myriad.images.wheels import OpenWheel, Wheel
+from myriad.images.wheels_layers import (
+    contents_of,
+    fetch_wheels,
+    loader_layer,
+    locked_wheels,
+    opened,
+    scheme_of,
+    wheel_layer,
+)
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: What the NVIDIA container runtime mounts of the driver. Which devices a pod sees is the device plugin's business: an
+#: image that says "all" would show every GPU of the node to pods that asked for none.
+_CAPABILITIES = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+
+
+@dataclass(frozen=True)
+class RuntimeImage:
+    """A built image, with what it was made of.
+
+    Attributes:
+        built: its blobs.
+        definition: its image.yml.
+        plan: its layers as planned, with the sizes that they got.
+        layers: its layers, lowest first.
+        wheels: the wheels in it, those of its base included.
+        base: what it stands on.
+        root: the lowest layers, which hold the system: Debian's, or those of an external base.
+    """
+
+    built: BuiltImage
+    definition: ImageDefinition
+    plan: tuple[PlannedLayer, ...]
+    layers: tuple[Layer, ...]
+    wheels: tuple[Wheel, ...]
+    base: Base
+    root: tuple[Layer, ...]
+
+
+def build_runtime(
+    ctx: BuildContext, folder: Path, tag: str, *, definition: ImageDefinition | None = None
+) -> RuntimeImage:
+    """Build the image that `folder/image.yml` describes.
+
+    Args:
+        folder: the image's folder; own bases are its neighbours.
+        tag: for its reference and its version label.
+        definition: instead of the folder's image.yml, for a variant.
+
+    Raises:
+        InputError: image.yml, a lock or a file that it names is wrong.
+        MyriadError: a wheel or package cannot be had, two parts write one path, or the image is over its budget.
+    """
+    definition = definition or load_definition(folder)
+    below = _own_base(ctx, folder, definition, tag)
+    if below is not None:
+        definition = definition.model_copy(update={"python": below.definition.python})
+    own = locked_wheels(ctx, folder, definition)
+    wheels = (*(below.wheels if below is not None else ()), *own)
+    check_pins(folder, definition, wheels, below.definition.packages if below is not None else ())
+    base = _base(ctx, definition, below)
+    root = base.layers if below is None else below.root
+    python = _Once(partial(_interpreter, ctx, definition, root))
+    # The libraries of the base's wheels are looked at again only where the image brings more of them.
+    looked_at = wheels if any(one.is_cuda for one in own) else own
+    fetch_wheels(ctx, looked_at)
+    with opened(ctx, looked_at, definition) as files:
+        contents_of(looked_at, files)
+        planned = plan_layers(definition, contents_of(own, files), below=below.plan if below is not None else ())
+        made = _make(ctx, folder, definition, planned, root, files, python.get)
+    layers = (*base.layers, *made)
+    if definition.compression == "gzip":
+        layers = tuple(
+            ctx.cached_layer("gzip", {"layer": one.digest}, partial(recompress, ctx.blobs, one, "gzip"))
+            for one in layers
+        )
+    image = write_image(
+        ctx.blobs,
+        ref=f"{definition.repo}:{tag}",
+        layers=layers,
+        config=_config(folder, definition, planned, base, below, tag),
+        epoch=ctx.epoch,
+    )
+    _check_budget(image, layers, budget=definition.budget_mb * 10**6, where=folder / "image.yml")
+    return RuntimeImage(image, definition, _measured(planned, base, layers), layers, wheels, base, root)
+
+
+class _Once:
+    """A value that is made when it is first asked for, by one thread."""
+
+    def __init__(self, make: Callable[[], Interpreter]) -> None:
+        self._make, self._value, self._lock = make, cast("Interpreter | None", None), threading.Lock()
+
+    def get(self) -> Interpreter:
+        with self._lock:
+            if self._value is None:
+                self._value = self._make()
+            return self._value
+
+
+def _own_base(ctx: BuildContext, folder: Path, definition: ImageDefinition, tag: str) -> RuntimeImage | None:
+    if not isinstance(definition.base, OwnBase):
+        return None
+    neighbour = folder.parent / definition.base.name
+    seen = [folder.resolve()]
+    while (neighbour / "image.yml").is_file():
+        if neighbour.resolve() in seen:
+            names = " on ".join(one.name for one in seen)
+            raise InputError(
+                f"base: {names} on {neighbour.name} goes round in a circle", where=str(folder / "image.yml")
+            )
+        seen.append(neighbour.resolve())
+        lower = load_definition(neighbour).base
+        if not isinstance(lower, OwnBase):
+            return build_runtime(ctx, folder.parent / definition.base.name, tag)
+        neighbour = neighbour.parent / lower.name
+    raise InputError(
+        f'base.name is "{definition.base.name}", but there is no {neighbour}/image.yml', where=str(folder / "image.yml")
+    )
+
+
+def check_pins(
+    folder: Path, definition: ImageDefinition, wheels: Sequence[Wheel], packages: Sequence[str] = ()
+) -> None:
+    """Raises InputError where a pin is met by nothing that the image installs.
+
+    Args:
+        packages: Debian packages of the base, which pins may name as well.
+    """
+    known = definition.model_copy(update={"packages": (*packages, *definition.packages)})
+    problems = pin_problems(known, wheels)
+    if problems:
+        raise InputError(report(problems), where=str(folder / "image.yml"), hint="nothing was built")
+
+
+def _base(ctx: BuildContext, definition: ImageDefinition, below: RuntimeImage | None) -> Base:
+    if below is not None:
+        return Base(below.layers, below.built.ref, below.built.manifest_digest, below.base.env)
+    if isinstance(definition.base, ExternalBase):
+        return pull_base(ctx, definition.base.image)
+    return Base((build_base_layer(ctx),))
+
+
+def _interpreter(ctx: BuildContext, definition: ImageDefinition, root: tuple[Layer, ...]) -> Interpreter:
+    if definition.python is not None:
+        return external_interpreter(ctx, root, definition.python)
+    return debian_interpreter(ctx, root[0])
+
+
+def _make(
+    ctx: BuildContext,
+    folder: Path,
+    definition: ImageDefinition,
+    planned: Sequence[PlannedLayer],
+    root: tuple[Layer, ...],
+    files: dict[str, OpenWheel],
+    python: Callable[[], Interpreter],
+) -> list[Layer]:
+    """The layers above the base, in order; made side by side, the largest first."""
+    tasks: list[Callable[[], Layer]] = []
+    order: list[tuple[int, int]] = []
+    scheme, exclude = scheme_of(definition), definition.wheels.exclude if definition.wheels is not None else ()
+    for one in planned:
+        if one.below or one.change is Change.SYSTEM:
+            continue
+        if one.change is Change.PACKAGES:
+            task: Callable[[], Layer] = partial(build_packages_layer, ctx, root[0], definition.packages)
+        elif one.change is Change.LOADER:
+            task = partial(loader_layer, ctx, root, list(files.values()))
+        elif one.change is Change.SOURCE and definition.source is not None:
+            task = partial(source_layer, ctx, python, definition.source)
+        elif one.change is Change.FILES:
+            task = partial(layer_of, ctx, folder.name, own_files(folder, definition), comment=f"files of {folder.name}")
+        else:
+            task = partial(wheel_layer, ctx, one, files, python, scheme=scheme, exclude=exclude)
+        order.append((-one.size, len(tasks)))
+        tasks.append(task)
+    made: dict[int, Layer] = {}
+    with ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 8))) as pool:
+        futures = {number: pool.submit(tasks[number]) for _, number in sorted(order)}
+        try:
+            for number, future in futures.items():
+                made[number] = future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [made[number] for number in range(len(tasks))]
+
+
+def own_files(folder: Path, definition: ImageDefinition) -> list[Entry]:
+    """The files of an image's folder as entries."""
+    entries = []
+    for file in definition.files:
+        source = folder / file.source
+        if not source.is_file():
+            raise InputError(f"files: {file.source} is missing", where=str(folder / "image.yml"))
+        entries.append(file_from_path(file.target, source, mode=int(file.mode, 8)))
+    return entries
+
+
+def _config(
+    folder: Path,
+    definition: ImageDefinition,
+    planned: Sequence[PlannedLayer],
+    base: Base,
+    below: RuntimeImage | None,
+    tag: str,
+) -> ImageConfig:
+    env = {"PATH": PATH, "LANG": "C.UTF-8", **(base.env or {}), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if below is not None:
+        env |= below.definition.env
+    if search_path := python_path(planned):
+        env["PYTHONPATH"] = search_path
+    gpu = definition if definition.gpu is not None or below is None else below.definition
+    if gpu.gpu is not None:
+        env |= {**_CAPABILITIES, REQUIRE_CUDA: _require(folder.name, gpu)}
+    labels = {"org.opencontainers.image.title": definition.title, "org.opencontainers.image.version": tag}
+    if base.digest:
+        labels |= {"org.opencontainers.image.base.name": base.name, "org.opencontainers.image.base.digest": base.digest}
+    inherited = below.definition.labels if below is not None else base.labels or {}
+    return ImageConfig(
+        entrypoint=definition.entrypoint,
+        command=definition.command,
+        env={**env, **definition.env},
+        user=definition.user,
+        working_dir=definition.working_dir or "",
+        labels={**inherited, **labels, **definition.labels},
+    )
+
+
+def _require(name: str, definition: ImageDefinition) -> str:
+    """NVIDIA_REQUIRE_CUDA, from what the image really needs."""
+    try:
+        return require_cuda(image_facts(definition, name, python=definition.python_version))
+    except ValueError as error:
+        raise InputError(str(error), where=f"images/{name}/image.yml: gpu") from error
+
+
+def _measured(planned: Sequence[PlannedLayer], base: Base, layers: Sequence[Layer]) -> tuple[PlannedLayer, ...]:
+    """The plan with the sizes that its layers got. An external base is one line of the plan and several layers."""
+    own = [one for one in planned if not (one.below or one.change is Change.SYSTEM)]
+    lower = [one for one in planned if one.below or one.change is Change.SYSTEM]
+    if len(lower) != len(base.layers):
+        size, tar_size = sum(one.size for one in base.layers), sum(one.tar_size for one in base.layers)
+        lower = [replace(lower[0], size=size, tar_size=tar_size, known="built")]
+        measured = list(lower)
+    else:
+        measured = [_sized(one, layer) for one, layer in zip(lower, layers, strict=False)]
+    measured += [_sized(one, layer) for one, layer in zip(own, layers[len(base.layers) :], strict=True)]
+    return tuple(measured)
+
+
+def _sized(planned: PlannedLayer, layer: Layer) -> PlannedLayer:
+    return replace(planned, size=layer.size, tar_size=layer.tar_size, known="built")
+
+
+def _check_budget(image: BuiltImage, layers: Sequence[Layer], *, budget: int, where: Path) -> None:
+    if image.size > budget:
+        sizes = ", ".join(f"{layer.comment} {layer.size:,}" for layer in layers)
+        raise MyriadError(
+            f"{image.ref} is {image.size:,} bytes, {image.size - budget:,} over its budget_mb ({sizes})",
+            where=str(where),
+            hint="leave files out by wheels.exclude, or raise budget_mb and say why",
+        )
