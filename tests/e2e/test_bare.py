@@ -15,7 +15,7 @@ from myriad.runs import parse
 from .bare import bare_nodes
 from .conftest import CLONE, PlaybookRun, environment, playbook_command
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.timeout(2400)]
 
 
 def test_t17_check_on_bare_machines_foretells_what_the_run_then_does(playbook: PlaybookRun) -> None:
@@ -57,7 +57,6 @@ def _reached(path: Path, boundary: str) -> bool:
     return False
 
 
-@pytest.mark.slow
 def test_t18_a_controller_killed_at_every_boundary_is_followed_by_a_run_that_converges(
     playbook: PlaybookRun, tmp_path: Path
 ) -> None:
@@ -85,7 +84,6 @@ def test_t18_a_controller_killed_at_every_boundary_is_followed_by_a_run_that_con
         assert again.changed_tasks() == set()
 
 
-@pytest.mark.slow
 def test_reset_leaves_nothing_of_what_was_installed_and_site_runs_again(playbook: PlaybookRun) -> None:
     """reset.yml itself fails on leftovers; the management path stays, or the second run could not begin."""
     with bare_nodes(CLONE) as paths:
