@@ -132,14 +132,10 @@ def test_a_bundle_that_lacks_one_file_is_named_before_a_host_is_touched(
     bare.bundle = Bundle.load(copy)
     gone = bare.bundle.file_path("kubelet")
     gone.unlink()
-    before = {
-        host: bare.ssh(host, "find /etc /usr /opt /var/lib -newer /proc/1 -type f | sort") for host in bare.state.hosts
-    }
+    look = "find /etc /usr /opt -newer /proc/1 -type f | sort"
+    before = {host: bare.ssh(host, look) for host in bare.state.hosts}
     run = playbook("site", *bare.arguments(), MYRIAD_LAB_STATE=str(bare.paths.state))
     assert run.code != 0
     assert "missing    kubelet (kubernetes" in run.output and gone.name in run.output
     assert {row["host"] for row in run.results()} <= {"localhost"}, "a host was asked something"
-    after = {
-        host: bare.ssh(host, "find /etc /usr /opt /var/lib -newer /proc/1 -type f | sort") for host in bare.state.hosts
-    }
-    assert after == before
+    assert {host: bare.ssh(host, look) for host in bare.state.hosts} == before

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,8 @@ def push_bundle(
     parallel: int = 4,
     on_sent: OnSent = _nobody,
     client: httpx.Client | None = None,
+    ca: str = "",
+    credentials: tuple[str, str] | None = None,
 ) -> PushResult:
     """Bring a registry to hold everything that a bundle holds.
 
@@ -92,20 +95,34 @@ def push_bundle(
         parallel: uploads at once.
         on_sent: told the name and bytes of every blob that was sent.
         client: an HTTP client; one without proxies when None, since the registry is the site's own.
+        ca: certificates that vouch for the registry, in PEM; the system's when empty.
+        credentials: user and password of who publishes.
 
     Raises:
         PushError: the registry does not answer or refuses; what was sent stays, and a rerun goes on from there.
         InputError, BundleError: there is no bundle, or a blob is missing from it.
     """
     bundle = Bundle.load(bundle_dir)
-    base = registry_url if "://" in registry_url else f"http://{registry_url}"
+    base = registry_url if "://" in registry_url else f"{'https' if ca else 'http'}://{registry_url}"
     timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-    http = client or httpx.Client(timeout=timeout, trust_env=False)
+    http = client or httpx.Client(timeout=timeout, trust_env=False, verify=tls_context(ca), auth=credentials)
     try:
         return _Pusher(bundle, http, base.rstrip("/"), dry_run, parallel, on_sent).push()
     finally:
         if client is None:
             http.close()
+
+
+def tls_context(ca: str) -> ssl.SSLContext:
+    """Trust for the site's registry: these certificates alone, or the system's where none are given.
+
+    Raises:
+        PushError: they are no certificates.
+    """
+    try:
+        return ssl.create_default_context(cadata=ca or None)
+    except (ssl.SSLError, ValueError) as error:
+        raise PushError(f"what should vouch for the registry is no certificate in PEM: {error}") from error
 
 
 def files_manifest(bundle: Bundle) -> bytes:

@@ -1,0 +1,3 @@
+module myriad.dev/registry-front
+
+go 1.26
