@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.kube_options import ARGUMENTS
+from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context
 from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class ActionModule(ActionBase):
 
     def _apply(self, args: dict[str, Any]) -> Outcome:
         from myriad.kube import apply as engine
+        from myriad.kube.certificates import Certificate
         from myriad.kube.client import ClusterUnreachableError, connect
 
         check = bool(self._task.check_mode)
@@ -58,8 +60,11 @@ class ActionModule(ActionBase):
         objects.extend(_documents(args["text"], "the option text"))
         for manifest in args["manifests"]:
             objects.extend(_documents(_read(Path(manifest)), manifest))
+        if args["chart"]:
+            objects.extend(_rendered(args["chart"]))
         options = engine.Options(
-            set_name=args["set"],
+            # Plain, as everything that is compared with what the API server says.
+            set_name=str(args["set"]),
             field_manager=args["field_manager"] or "",
             prune=args["prune"],
             prune_kinds=tuple(_kind(text) for text in args["prune_kinds"]),
@@ -68,6 +73,10 @@ class ActionModule(ActionBase):
             force_conflicts=args["force_conflicts"],
             dry_run=check,
             timeout_s=args["timeout_s"],
+            certificates=tuple(
+                Certificate(item["namespace"], item["name"], tuple(item["dns_names"]), item["authority"])
+                for item in args["certificates"]
+            ),
         )
         kubeconfig = args["kubeconfig"]
         if check and kubeconfig and not Path(kubeconfig).exists():
@@ -81,6 +90,10 @@ class ActionModule(ActionBase):
                 raise
             return engine.predicted_without_cluster(objects, options, error.message)
         if not check:
+            kinds = {(key.api_version, key.kind) for key in map(engine.identity, engine.flatten(objects))}
+            run_context.note_applied(
+                [[kubeconfig, *pair, options.manager, options.existing_only] for pair in sorted(kinds)]
+            )
             wait = args["wait"] or {}
             conditions = [(key, None) for key in engine.workloads(objects)] if wait.get("workloads") else []
             conditions += [
@@ -99,6 +112,19 @@ def _kind(text: str) -> tuple[str, str]:
     if not separator or not api_version:
         raise AnsibleActionFail(f"prune_kinds: {text!r} must read as group/version/Kind or v1/Kind.")
     return api_version, kind
+
+
+def _rendered(chart: dict[str, Any]) -> list[Any]:
+    from myriad.kube.chart import render
+
+    text = render(
+        Path(chart["program"]),
+        Path(chart["path"]),
+        name=chart["name"],
+        namespace=chart["namespace"],
+        values=chart["values"],
+    )
+    return _documents(text, f"what helm made of the chart {chart['name']}")
 
 
 def _read(path: Path) -> str:

@@ -9,11 +9,26 @@ CONDITION = {
     "namespace": {"type": "str", "default": ""},
     "condition": {"type": "str"},
 }
+CHART = {
+    "program": {"type": "path", "required": True},
+    "path": {"type": "path", "required": True},
+    "name": {"type": "str", "required": True},
+    "namespace": {"type": "str", "required": True},
+    "values": {"type": "str", "default": ""},
+}
+CERTIFICATE = {
+    "namespace": {"type": "str", "required": True},
+    "name": {"type": "str", "required": True},
+    "dns_names": {"type": "list", "elements": "str", "required": True},
+    "authority": {"type": "str", "required": True},
+}
 ARGUMENTS = {
     "set": {"type": "str", "required": True},
     "objects": {"type": "list", "elements": "dict", "default": []},
     "text": {"type": "str", "default": ""},
     "manifests": {"type": "list", "elements": "path", "default": []},
+    "chart": {"type": "dict", "options": CHART},
+    "certificates": {"type": "list", "elements": "dict", "default": [], "options": CERTIFICATE},
     "kubeconfig": {"type": "path"},
     "field_manager": {"type": "str"},
     "prune": {"type": "bool", "default": False},
@@ -35,4 +50,19 @@ ARGUMENTS = {
         },
     },
     "timeout_s": {"type": "int", "default": 180},
+}
+
+CLUSTER_STATE = {
+    "state": {"type": "str", "choices": ["check", "converged"], "default": "check"},
+    "kubeconfig": {"type": "path"},
+    "ready": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {name: option for name, option in CONDITION.items() if name != "condition"},
+    },
+    "full": {"type": "bool", "default": False},
+    "inputs": {"type": "raw"},
+    "ignore_vars": {"type": "list", "elements": "str", "default": ["site_full"]},
+    "bundle": {"type": "path"},
 }

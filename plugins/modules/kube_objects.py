@@ -23,7 +23,7 @@ options:
     elements: dict
     default: []
   text:
-    description: Further objects as YAML text, for example what C(helm template) printed. Faster than I(objects) for large ones.
+    description: Further objects as YAML text, for example a rendered template. Faster than I(objects) for large ones.
     type: str
     default: ""
   manifests:
@@ -31,6 +31,55 @@ options:
     type: list
     elements: path
     default: []
+  chart:
+    description: A Helm chart, whose objects (its CRDs too) are rendered here and belong to the set. Helm itself never speaks to the cluster.
+    type: dict
+    suboptions:
+      program:
+        description: Helm on the controller.
+        type: path
+        required: true
+      path:
+        description: Archive or folder of the chart on the controller.
+        type: path
+        required: true
+      name:
+        description: Name of the release.
+        type: str
+        required: true
+      namespace:
+        description: Namespace of the release.
+        type: str
+        required: true
+      values:
+        description: The release's values, as YAML text.
+        type: str
+        default: ""
+  certificates:
+    description:
+      - Secrets that get a certificate before the workloads come, unless they hold one. Programs that renew the certificate of their webhook themselves
+        then serve at once. What is in such a Secret is never touched again.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      namespace:
+        description: Namespace of the Secret.
+        type: str
+        required: true
+      name:
+        description: Name of the Secret.
+        type: str
+        required: true
+      dns_names:
+        description: DNS names of the service.
+        type: list
+        elements: str
+        required: true
+      authority:
+        description: Common name of the authority that is made with it.
+        type: str
+        required: true
   kubeconfig:
     description: The kubeconfig on the controller. The environment's C(KUBECONFIG) when not given; never C(~/.kube/config).
     type: path
@@ -117,7 +166,12 @@ EXAMPLES = r"""
   myriad.gpu.kube_objects:
     kubeconfig: "{{ kueue_kubeconfig }}"
     set: kueue
-    text: "{{ __kueue_rendered.stdout }}"
+    chart:
+      program: /usr/local/bin/helm
+      path: /srv/bundle/kueue.tgz
+      name: kueue
+      namespace: kueue-system
+      values: "{{ lookup('ansible.builtin.template', 'values.yaml.j2') }}"
     wait:
       workloads: true
       dry_run:

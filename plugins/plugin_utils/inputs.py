@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible import constants as C
 from ansible.parsing.vault import EncryptedString
 from ansible_collections.myriad.gpu.plugins.plugin_utils.run_context import remember
 
@@ -69,6 +70,17 @@ def host_digest(task_vars: Mapping[str, Any], ignored: set[str]) -> str:
             continue
         kept[str(name)] = canonical(task_vars[name])
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def run_digest(task_vars: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+    """Over everything that an outcome follows from, as the options of a task that compares it name it."""
+    cache = Path(C.DEFAULT_LOCAL_TMP)
+    digest = hashlib.sha256()
+    digest.update(host_digest(task_vars, set(args.get("ignore_vars") or ["site_full"])).encode())
+    digest.update(collection_digest(cache).encode())
+    digest.update(bundle_digest(args.get("bundle"), cache).encode())
+    digest.update(json.dumps(canonical(args.get("inputs")), sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def collection_digest(cache: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible import constants as C
+from ansible import context
 from ansible.errors import AnsibleActionFail
 
 
@@ -68,3 +69,25 @@ def remember(path: Path, answer: str) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(answer, encoding="utf-8")
     temporary.replace(path)
+
+
+def is_complete() -> bool:
+    """Whether the command line takes every task."""
+    flags = context.CLIARGS
+    tags = set(flags.get("tags") or ())
+    return not (flags.get("skip_tags") or flags.get("start_at_task") or tags - {"all"})
+
+
+def note_applied(entries: list[Any]) -> None:
+    """Add to what this run applied to clusters. One write a task, so lines of several workers never mix."""
+    with (process_folder() / "myriad-applied.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def applied() -> list[Any]:
+    """What this run applied to clusters so far."""
+    try:
+        text = (process_folder() / "myriad-applied.jsonl").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines()]

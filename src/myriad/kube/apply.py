@@ -16,11 +16,13 @@ from functools import partial
 from typing import Any
 
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import Api, ApiError, ClusterUnreachableError, Resource
+from myriad.kube.certificates import Certificate, secret
+from myriad.kube.client import SECRETS, Api, ApiError, ClusterUnreachableError, Resource
 from myriad.kube.objects import (
     APPLIED_ANNOTATION,
     CRD_KIND,
     SET_LABEL,
+    WORKLOADS,
     Identity,
     Json,
     cleaned,
@@ -55,6 +57,7 @@ class Options:
         force_conflicts: take over fields of other managers. None: only on objects of the set.
         dry_run: change nothing, tell what would change.
         timeout_s: bound of waiting for webhooks, CRDs and conditions, altogether.
+        certificates: Secrets that get a first certificate before the workloads come; what is in one already stays.
     """
 
     set_name: str
@@ -66,6 +69,7 @@ class Options:
     force_conflicts: bool | None = None
     dry_run: bool = False
     timeout_s: float = 120.0
+    certificates: tuple[Certificate, ...] = ()
 
     @property
     def manager(self) -> str:
@@ -100,6 +104,13 @@ class Outcome:
         """Note one object that is created, changed or pruned."""
         getattr(self, kind).append(str(obj))
         self.diff.append({"before_header": str(obj), "after_header": str(obj), "before": before, "after": after})
+
+    def issued(self, certificate: Certificate) -> None:
+        """Note a certificate; its content is nobody's to read."""
+        text = str(certificate)
+        self.created.append(text)
+        after = f"for {', '.join(certificate.dns_names)}\n"
+        self.diff.append({"before_header": text, "after_header": text, "before": "", "after": after})
 
     def sort(self) -> None:
         """Threads end in any order; a report does not."""
@@ -166,6 +177,7 @@ class Applier:
         self._lock = threading.Lock()
         self._live: dict[Identity, Json] = {}
         self._complete: set[Resource] = set()
+        self._unissued = options.certificates
 
     def apply(self, objects: Sequence[Any]) -> Outcome:
         """Bring the cluster to the wanted objects.
@@ -179,10 +191,13 @@ class Applier:
         kinds = {kind for _group, kind in customs}
         phases = sorted({phase(obj, kinds) for obj in wanted.values()})
         for number in phases:
+            if number >= WORKLOADS:
+                self._issue()
             batch = {key: obj for key, obj in wanted.items() if phase(obj, kinds) == number}
             self._batch(batch, customs)
             if batch and number == 0 and not self.options.dry_run:
                 self.wait_for([(key, None) for key in batch])
+        self._issue()
         if self.options.prune:
             self._prune(set(wanted))
         self.outcome.sort()
@@ -197,6 +212,19 @@ class Applier:
             set_name = None if self.options.existing_only else self.options.set_name
             wanted[key] = stamped(obj, set_name=set_name, annotation=self.options.annotation)
         return wanted
+
+    def _issue(self) -> None:
+        """First certificates, once: under a field manager of their own, so that applying the set leaves them alone."""
+        certificates, self._unissued = self._unissued, ()
+        for certificate in certificates:
+            live = self.api.find(SECRETS, certificate.name, namespace=certificate.namespace)
+            if (live or {}).get("data"):
+                continue
+            if not self.options.dry_run:
+                manager = f"{self.options.manager}-certificate"
+                obj = secret(certificate)
+                self._server_side_apply(identity(obj), SECRETS, obj, force=True, dry_run=False, manager=manager)
+            self.outcome.issued(certificate)
 
     # Reading
 
@@ -468,9 +496,11 @@ class Applier:
 
     # Plumbing
 
-    def _server_side_apply(self, key: Identity, resource: Resource, obj: Json, *, force: bool, dry_run: bool) -> Json:
+    def _server_side_apply(
+        self, key: Identity, resource: Resource, obj: Json, *, force: bool, dry_run: bool, manager: str = ""
+    ) -> Json:
         """https://kubernetes.io/docs/reference/using-api/server-side-apply/"""
-        params = {"fieldManager": self.options.manager, "force": "true" if force else "false"}
+        params = {"fieldManager": manager or self.options.manager, "force": "true" if force else "false"}
         if dry_run:
             params["dryRun"] = "All"
         return self.api._json(
@@ -544,5 +574,7 @@ def predicted_without_cluster(objects: Sequence[Any], options: Options, reason: 
         return outcome
     for obj in flatten(objects):
         outcome.add("created", identity(obj), "", to_yaml(cleaned(obj)))
+    for certificate in options.certificates:
+        outcome.issued(certificate)
     outcome.sort()
     return outcome

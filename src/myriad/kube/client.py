@@ -90,6 +90,7 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
 JOBS = Resource("batch", "v1", "jobs", "Job")
+SECRETS = Resource("", "v1", "secrets", "Secret")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 _KUEUE = "kueue.x-k8s.io"
 WORKLOADS = Resource(_KUEUE, "v1beta2", "workloads", "Workload")
@@ -285,9 +286,9 @@ class Api:
                     )
                 yield WatchEvent(type=event["type"], object=event["object"])
 
-    def get_raw(self, path: str, *, params: Mapping[str, str] | None = None) -> Json:
-        """The JSON document at any path, such as a service through the API server's proxy."""
-        return self._json("GET", path, params=params)
+    def get_raw(self, path: str, *, params: Mapping[str, str] | None = None, accept: str = "") -> Json:
+        """The JSON document at any path, such as a service through the API server's proxy; in the form of `accept`."""
+        return self._json("GET", path, params=params, accept=accept)
 
     # Writing
 
@@ -415,12 +416,13 @@ class Api:
         params: Mapping[str, str] | None = None,
         body: Any = None,
         content_type: str = "application/json",
+        accept: str = "",
     ) -> Json:
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         attempt = 0
         while True:
             attempt += 1
-            headers = dict(self._headers())
+            headers = {**self._headers(), **({"Accept": accept} if accept else {})}
             if content is not None:
                 headers["Content-Type"] = content_type
             with self._reaching():

@@ -48,6 +48,8 @@ _ORDER = {
     "ValidatingWebhookConfiguration": 5,
     "MutatingWebhookConfiguration": 5,
 }
+#: The first number of what needs those before it.
+WORKLOADS = 3
 _OTHER = 4
 # Objects of kinds that a webhook or a CRD of the same call serves come after it.
 _CUSTOM = 6
@@ -178,6 +180,9 @@ def is_subset(wanted: Any, live: Any) -> bool:
         if not isinstance(live, list):
             return not wanted and live is None
         return len(wanted) == len(live) and all(is_subset(one, other) for one, other in zip(wanted, live, strict=True))
+    if isinstance(wanted, str) and isinstance(live, str) and wanted == live:
+        # Strings of a kind of their own too: ansible's carry where they came from.
+        return True
     if type(wanted) is type(live) and wanted == live:
         return True
     if isinstance(wanted, bool) or isinstance(live, bool):

@@ -164,12 +164,16 @@ class FakeApi:
         return 200, self.objects[key]
 
     def _list(self, plural: str, namespace: str, selector: str) -> Json:
-        wanted = dict(part.split("=") for part in selector.split(",") if part)
+        wanted = dict(part.split("=") for part in selector.split(",") if "=" in part)
+        present = [part for part in selector.split(",") if part and "=" not in part]
         items = []
         for (other, place, _name), obj in sorted(self.objects.items()):
             labels = obj["metadata"].get("labels") or {}
             listed = other == plural and (not namespace or place == namespace)
-            if listed and all(labels.get(key) == value for key, value in wanted.items()):
+            fits = all(labels.get(key) == value for key, value in wanted.items()) and all(
+                key in labels for key in present
+            )
+            if listed and fits:
                 items.append({key: value for key, value in obj.items() if key not in ("kind", "apiVersion")})
         return {"kind": "List", "metadata": {"resourceVersion": str(self.version)}, "items": items}
 
@@ -227,7 +231,15 @@ class FakeApi:
         self._defaults(plural, live)
         if live != before or status == 201:
             live["metadata"]["resourceVersion"] = str(self.version + 1)
-        live["metadata"]["managedFields"] = [{"manager": other} for other in sorted(owners)]
+        live["metadata"]["managedFields"] = [
+            {
+                "manager": other,
+                "operation": "Apply",
+                "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:" + "/".join(path): {} for path in sorted(owners[other])},
+            }
+            for other in sorted(owners)
+        ]
         if not dry_run:
             if live != before:
                 self.version += 1

@@ -1,0 +1,111 @@
+#!/usr/bin/python
+"""Documents cluster_state, which runs on the controller as an action plugin."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_state
+short_description: Whether a cluster still is what the last complete run made of it
+description:
+  - With C(state=check) the objects that M(myriad.gpu.kube_objects) applied are compared with the record of the last complete run, in a few calls that
+    read metadata alone. An object that is gone, or of which somebody changed a field that was applied, is found; what others added is theirs.
+  - With C(state=converged) a complete run is recorded, in the ConfigMap C(myriad-site) of the namespace C(myriad-system). Nothing else is written.
+  - Runs on the controller, whatever host the task names.
+options:
+  state:
+    description: What to do.
+    type: str
+    choices: [check, converged]
+    default: check
+  kubeconfig:
+    description: The kubeconfig on the controller. The environment's C(KUBECONFIG) when not given.
+    type: path
+  ready:
+    description: With C(state=check), objects that have to be ready as well.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      api_version:
+        description: API version.
+        type: str
+        required: true
+      kind:
+        description: Kind.
+        type: str
+        required: true
+      name:
+        description: Name.
+        type: str
+        required: true
+      namespace:
+        description: Namespace.
+        type: str
+        default: ""
+  full:
+    description: With C(state=check), take it for different without a look, because the tasks that follow look at everything.
+    type: bool
+    default: false
+  inputs:
+    description: With C(state=check), what the objects follow from beside the variables of the host, of any shape.
+    type: raw
+  ignore_vars:
+    description: With C(state=check), variables that are no inputs of the result.
+    type: list
+    elements: str
+    default: [site_full]
+  bundle:
+    description: With C(state=check), the bundle's folder on the controller; another bundle is another input.
+    type: path
+author: The developers of Myriad
+"""
+
+EXAMPLES = r"""
+- name: Cluster as recorded
+  myriad.gpu.cluster_state:
+    kubeconfig: "{{ site_kubeconfig }}"
+    bundle: "{{ site_bundle }}"
+    ready:
+      - {api_version: apps/v1, kind: Deployment, namespace: kueue-system, name: kueue-controller-manager}
+  register: __site_cluster
+
+- name: Record what this run applied
+  myriad.gpu.cluster_state:
+    state: converged
+    kubeconfig: "{{ site_kubeconfig }}"
+"""
+
+RETURN = r"""
+converged:
+  description: Whether nothing differs, the inputs are those of the last complete run, and everything is ready.
+  returned: state is check
+  type: bool
+drift:
+  description: What differs, one sentence each.
+  returned: state is check
+  type: list
+  elements: str
+recorded:
+  description: Whether the run was a complete one and is recorded now.
+  returned: state is converged
+  type: bool
+notes:
+  description: Why it was not recorded.
+  returned: state is converged
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.myriad.gpu.plugins.module_utils.kube_options import CLUSTER_STATE as ARGUMENTS
+
+
+def main():
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    module.fail_json(
+        msg="cluster_state runs as an action plugin on the controller; call it by its full name, myriad.gpu.cluster_state"
+    )
+
+
+if __name__ == "__main__":
+    main()
