@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from myriad.agent import asserted
+from myriad.agent import asserted, warm
 from myriad.agent.collect.assemble import assemble, collectors
 from myriad.agent.collect.base import Collector, Findings
 from myriad.agent.collect.kernel import Xids
@@ -23,6 +23,7 @@ from myriad.agent.publish import FIELD_MANAGER, NODE_PORTRAITS, Publisher
 from myriad.agent.report import Record
 from myriad.agent.settings import Settings
 from myriad.agent.steady import Steady, carried
+from myriad.agent.verdict import Kubelet
 from myriad.errors import MyriadError
 from myriad.fleet.derived_labels import MIXED, derive_labels, is_complete
 from myriad.fleet.portrait import GPUS, Portrait, Spec, Summary, settle
@@ -217,6 +218,7 @@ class Agent:
 
     def _assert(self, node: Json, spec: Spec, portrait: Portrait) -> Json:
         labels = derive_labels(portrait, spec, spec.labelling)
+        labels |= warm.warm_labels(warm.read(self._settings.host.root), Kubelet.of(node))
         todo = asserted.operations(node, labels, spec.taints, complete=is_complete(portrait))
         if not todo:
             return node

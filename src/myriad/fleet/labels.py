@@ -13,12 +13,20 @@ GPU_MODEL_LABEL = f"{PREFIX}gpu-model"
 GPU_EXPECTED_LABEL = f"{PREFIX}gpu-expected"
 GATE_TAINT = f"{PREFIX}gpu-not-ready"
 """Taint (NoSchedule) that a GPU node carries until its gate opens."""
+WARM_PREFIX = f"warm.{PREFIX}"
+"""Labels of images that are warm on a node, by the first digits of their digest."""
+WARM_DIGITS = 16
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 
 
 def level_label(level: str) -> str:
     """Label key of a topology level: `myriad.dev/rack`."""
     return f"{PREFIX}{level}"
+
+
+def warm_label(digest: str) -> str:
+    """Label key of an image that is warm: `warm.myriad.dev/9f1c0c2f5d0e6a6b` of `sha256:9f1c...`."""
+    return f"{WARM_PREFIX}{digest.rpartition(':')[2][:WARM_DIGITS]}"
 
 
 def place_value(location: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ adds what only several parts together can tell.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cached_property
@@ -15,9 +16,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from myriad.errors import InputError
 from myriad.fleet import names, quantity
 from myriad.fleet.catalog import model_fault
 from myriad.fleet.mig import Cut, read_cut
+from myriad.prewarm.limits import Limits
 
 MAX_GPUS_PER_NODE = 32
 MAX_PRIORITY = 1_000_000_000
@@ -162,6 +165,24 @@ def _warm_items(value: Any) -> Any:
     return tuple(value or ())
 
 
+def _digest(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and re.fullmatch(r"sha256:[0-9a-f]{64}", value)):
+        return value
+    raise _refuse(f"is {names.show(value)}; a digest is sha256: and 64 hexadecimal digits")
+
+
+def _prewarm_limits(value: Any) -> Any:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _refuse(f"is {names.show(value)}; write limit: number, for example {{rack_gbit: 10}}")
+    try:
+        Limits.read(dict(value))
+    except InputError as error:
+        raise _refuse(f"{error.message}{f'; {error.hint}' if error.hint else ''}") from error
+    return dict(value)
+
+
 Name = Annotated[str, BeforeValidator(_faultless(names.dns_label_fault))]
 Level = Annotated[str, BeforeValidator(_faultless(_level_fault))]
 Namespace = Annotated[str, BeforeValidator(_faultless(_namespace_fault))]
@@ -296,16 +317,29 @@ class Preemption(_Part):
 
 
 class WarmImage(_Part):
-    """An image that is kept on nodes. `pools` empty means every pool."""
+    """An image that is kept on nodes. `pools` empty means every pool.
+
+    An image that the bundle holds needs no `digest`; one that was pushed to the site's registry does.
+    """
 
     image: Annotated[str, BeforeValidator(_text("write the name of an image, for example gang-check"))]
     pools: Annotated[tuple[Name, ...], BeforeValidator(_items("pools"))] = ()
+    digest: Annotated[str | None, BeforeValidator(_digest)] = None
 
 
 class Images(_Part):
-    """Images and where they are kept warm."""
+    """Images and where they are kept warm.
+
+    Attributes:
+        warm: which, on which pools.
+        prewarm: how many nodes pull at once, and when a rollout stops (`registry_gbit`, `rack_gbit`, `node_gbit`,
+            `registry_nodes`, `rack_nodes`, `jitter_s`, `failure_share`, `failures`).
+        signing_key: public key (a file on the controller) with which images have to be signed; empty asks for none.
+    """
 
     warm: Annotated[tuple[WarmImage, ...], BeforeValidator(_warm_items)] = ()
+    prewarm: Annotated[dict[str, float], BeforeValidator(_prewarm_limits)] = Field(default_factory=dict)
+    signing_key: str = ""
 
 
 def _flag(value: Any) -> bool:

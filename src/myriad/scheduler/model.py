@@ -227,6 +227,8 @@ class PodSet:
     topology: TopologyRequest = TopologyRequest()
     group: str = ""
     """Podsets of one group that require a level get the same domain (Kueue's podset-group-name)."""
+    images: tuple[str, ...] = ()
+    """Digests (`sha256:<hex>`) of its containers' images, of those that are named by one."""
 
     @property
     def gpus_per_pod(self) -> int:

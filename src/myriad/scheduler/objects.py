@@ -403,7 +403,15 @@ def _pod_set(body: Json) -> PodSet:
         affinity=tuple(_node_term(t) for t in required.get("nodeSelectorTerms") or []),
         tolerations=tuple(toleration(t) for t in spec.get("tolerations") or []),
         topology=_topology_request(body.get("topologyRequest") or {}),
+        images=_digests(spec),
     )
+
+
+def _digests(spec: Json) -> tuple[str, ...]:
+    """Digests of the containers' images, without those that only a tag names."""
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    parts = (str(container.get("image") or "").rpartition("@") for container in containers)
+    return tuple(sorted({digest for name, at, digest in parts if at and name}))
 
 
 def _is_sliced(request: Json) -> bool:

@@ -107,6 +107,7 @@ def _podset(data: Mapping[str, Any]) -> PodSet:
             "affinity": tuple(_term(t) for t in data["affinity"]),
             "tolerations": tuple(Toleration(**t) for t in data["tolerations"]),
             "topology": TopologyRequest(**data["topology"]),
+            "images": tuple(data.get("images") or ()),
         }
     )
 

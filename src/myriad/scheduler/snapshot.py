@@ -376,6 +376,10 @@ class Snapshot:
         """(N,) nodes on which a pod of the podset may be put at all, whatever is free there."""
         return self.label_mask(podset, pool) & self.tolerated(podset.tolerations) & self.usable
 
+    def carries(self, key: str) -> BoolArray:
+        """(N,) nodes that carry a label, whatever its value."""
+        return self._label(key)[0] >= 0
+
     def _label(self, key: str) -> tuple[IntArray, dict[str, int]]:
         """(N,) value codes of a label (-1 = absent) and the code of each value."""
         cached = self._codes.get(key)

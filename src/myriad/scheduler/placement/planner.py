@@ -20,6 +20,7 @@ from myriad.scheduler.model import (
 from myriad.scheduler.placement.packing import DOUBT, Demand, FloatArray, Packer, demands_of
 from myriad.scheduler.placement.refusal import classes_of, refuse
 from myriad.scheduler.placement.tiers import ranks, tiers
+from myriad.scheduler.placement.warm import cold_penalty, warm_counts
 from myriad.scheduler.snapshot import BoolArray, IntArray, Snapshot
 
 _REFINED = 4  # domains of equal fit that are packed for real to compare what they break
@@ -40,7 +41,7 @@ def plan(
             content with that level (narrower is not sought) and goes upward from there; others start at the node.
         policy: site's settings; part of a decision's hash.
         node_penalty: (N,) per node of ``snapshot.nodes``: 1 or more is a doubt (avoided where the tier allows), below
-            1 a preference between equal fits (0.2 = the image is cold).
+            1 a preference between equal fits. Where it is not given, nodes that lack the gang's images cost a little.
 
     Returns:
         A `Plan`, or a `Refusal` of kind "never" or "not_now". The same inputs give the same answer.
@@ -52,7 +53,7 @@ def plan(
     if not demands:
         empty = Candidate(tier="node", domain=(), capacity_pods=0, leftover=0)
         return Plan("node", (), (), _weight(policy, "node", rank_of), empty, reason="the gang has no pods")
-    packer = Packer(snapshot, demands, policy, node_penalty)
+    packer = Packer(snapshot, demands, policy, cold_penalty(snapshot, gang) if node_penalty is None else node_penalty)
     if all(int(c.sum()) >= d.count for c, d in zip(packer.caps, demands, strict=True)):
         # Several demands that are bound to one domain each may stand apart: the gang's own tier has no such bound.
         broadest = demands[0].limit if len(demands) == 1 else len(names) - 1
@@ -254,6 +255,9 @@ def _as_plan(
     tier, domain = snapshot.tier_of(n for p in placements for n, _ in p.nodes)
     where = f"on {domain[-1]}" if tier == "node" else f"in {place(domain)}"
     reason = f"{gang.size()} {where} ({_tier_words(tier)}); {found.choice.leftover} free left there"
+    warm = warm_counts(snapshot, gang, [n for p in placements for n, _ in p.nodes])
+    if warm is not None:
+        reason += f"; images warm on {warm[0]} of {warm[1]} nodes"
     return Plan(
         tier=tier,
         domain=domain,
