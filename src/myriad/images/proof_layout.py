@@ -7,6 +7,7 @@ same `index.json`, so that whoever copies the layout copies the proof with it
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -178,3 +179,9 @@ def attached(image: LayoutImage, artifact_type: str) -> bytes | None:
             manifest = image.layout.manifest(one.digest)
             return image.layout.read(manifest["layers"][0]["digest"])
     return None
+
+
+def hash_of(path: Path) -> str:
+    """sha256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,7 +26,7 @@ def pull_layout(reference: str, root: Path, *, ca: Path | None = None, blobs: bo
         reference: `registry/repo:tag` or `registry/repo@sha256:...`.
         root: the layout to write.
         ca: certificate of the registry's CA.
-        blobs: also the layers; without them manifests, configuration and documents alone (enough for a signature).
+        blobs: also the layers and documents; without them what a signature needs.
 
     Raises:
         InputError: the reference is none, or names neither tag nor digest.
@@ -44,7 +44,7 @@ def pull_layout(reference: str, root: Path, *, ca: Path | None = None, blobs: bo
         layout.add_manifest(
             manifest.body, media_type=manifest.media_type, ref=f"{ref.repo}:{ref.tag}" if ref.tag else ""
         )
-        for one in registry.referrers(ref.repo, manifest.digest):
+        for one in registry.referrers(ref.repo, manifest.digest) if blobs else ():
             document = registry.manifest(ref.repo, one.digest)
             _write(registry, ref.repo, layout, document.value, layers=True)
             layout.add_manifest(document.body)

@@ -181,11 +181,18 @@ class ImageTree:
             path = parent
 
 
-def read_tree(image: LayoutImage, *, progress: Callable[[int, int], None] = lambda done, total: None) -> ImageTree:
+def read_tree(
+    image: LayoutImage,
+    *,
+    contents: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ImageTree:
     """Read all layers of an image.
 
     Args:
         image: the image.
+        contents: also look into every file. Without it only the texts that describe the image are read, which is what
+            a list of its packages needs: a fifth of the time.
         progress: told after each layer how many of how many are read.
 
     Raises:
@@ -193,14 +200,36 @@ def read_tree(image: LayoutImage, *, progress: Callable[[int, int], None] = lamb
     """
     tree = ImageTree()
     for number, layer in enumerate(image.layers):
-        with tempfile.TemporaryFile(prefix="myriad-layer-") as plain:
-            _unpack(layer, number, plain, tree)
-            try:
-                _read_layer(plain, number, tree)
-            except tarfile.TarError as error:
-                raise InputError(f"layer {number + 1} is no tar stream: {error}", where=str(layer.path)) from error
+        try:
+            if contents:
+                with tempfile.TemporaryFile(prefix="myriad-layer-") as plain:
+                    _unpack(layer, number, plain, tree)
+                    _read_layer(plain, number, tree)
+            else:
+                with layer.path.open("rb") as raw:
+                    counted = _Counting(_decompressed(io.BufferedReader(raw, _CHUNK)))
+                    _read_layer(cast(IO[bytes], counted), number, tree, contents=False)
+                    tree.tar_sizes.append(counted.size)
+        except (OSError, EOFError, zstandard.ZstdError) as error:
+            raise InputError(
+                f"layer {number + 1} cannot be decompressed: {error}",
+                where=str(layer.path),
+                hint="the blob is cut or damaged; take the layout from its source again",
+            ) from error
+        except tarfile.TarError as error:
+            raise InputError(f"layer {number + 1} is no tar stream: {error}", where=str(layer.path)) from error
         progress(number + 1, len(image.layers))
     return tree
+
+
+def _decompressed(reader: io.BufferedReader) -> IO[bytes]:
+    """The stream inside, by its first bytes: a media type may say anything."""
+    head = reader.peek(4)[:4]
+    if head == b"\x28\xb5\x2f\xfd":
+        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(reader, read_across_frames=True))
+    if head[:2] == b"\x1f\x8b":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=reader))
+    return reader
 
 
 def _unpack(layer: LayoutLayer, number: int, plain: IO[bytes], tree: ImageTree) -> None:
@@ -208,23 +237,11 @@ def _unpack(layer: LayoutLayer, number: int, plain: IO[bytes], tree: ImageTree) 
     outer, inner, size = hashlib.sha256(), hashlib.sha256(), 0
     with layer.path.open("rb") as raw:
         reader = io.BufferedReader(_Hashing(raw, outer), _CHUNK)
-        head = reader.peek(4)[:4]
-        stream: IO[bytes] = reader
-        if head == b"\x28\xb5\x2f\xfd":
-            stream = cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(reader, read_across_frames=True))
-        elif head[:2] == b"\x1f\x8b":
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=reader))
-        try:
-            while chunk := stream.read(_CHUNK):
-                inner.update(chunk)
-                plain.write(chunk)
-                size += len(chunk)
-        except (OSError, EOFError, zstandard.ZstdError) as error:
-            raise InputError(
-                f"layer {number + 1} cannot be decompressed: {error}",
-                where=str(layer.path),
-                hint="the blob is cut or damaged; take the layout from its source again",
-            ) from error
+        stream = _decompressed(reader)
+        while chunk := stream.read(_CHUNK):
+            inner.update(chunk)
+            plain.write(chunk)
+            size += len(chunk)
         while reader.read(_CHUNK):
             # Bytes behind the compressed stream count for the digest.
             continue
@@ -252,8 +269,23 @@ class _Hashing(io.RawIOBase):
         return len(data)
 
 
-def _read_layer(plain: IO[bytes], number: int, tree: ImageTree) -> None:
-    with tarfile.open(fileobj=plain, mode="r:") as tar:
+class _Counting(io.RawIOBase):
+    """Passes bytes on and counts them."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.size = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.size += len(data)
+        return data
+
+
+def _read_layer(plain: IO[bytes], number: int, tree: ImageTree, *, contents: bool = True) -> None:
+    with tarfile.open(fileobj=plain, mode="r:" if contents else "r|", bufsize=_CHUNK) as tar:
         for member in tar:
             path = layer_path(tree, member.name)
             if not path:
@@ -266,7 +298,7 @@ def _read_layer(plain: IO[bytes], number: int, tree: ImageTree) -> None:
             if base.startswith(".wh."):
                 tree.remove(f"{parent}/{base[4:]}" if parent else base[4:], by=number)
                 continue
-            tree.put(_entry(tar, member, path, number, tree))
+            tree.put(_entry(tar, member, path, number, tree, contents=contents))
 
 
 def layer_path(tree: ImageTree, name: str) -> str:
@@ -279,7 +311,9 @@ def layer_path(tree: ImageTree, name: str) -> str:
     return f"{parent}/{base}" if parent else base
 
 
-def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int, tree: ImageTree) -> TreeFile:
+def _entry(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int, tree: ImageTree, *, contents: bool
+) -> TreeFile:
     mode = stat.S_IMODE(member.mode)
     plain = TreeFile(path, "device", mode=mode, uid=member.uid, gid=member.gid, layer=number)
     if member.isdir():
@@ -292,7 +326,11 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int
     if content is None:
         return plain
     capable = any("security.capability" in key for key in member.pax_headers)
-    return _content(content, replace(plain, kind="file", size=member.size, capabilities=capable))
+    file = replace(plain, kind="file", size=member.size, capabilities=capable)
+    if contents:
+        return _content(content, file)
+    describes = member.size <= _MOST_KEPT and any(fnmatchcase(path, one) for one in _KEPT)
+    return replace(file, text=content.read()) if describes else file
 
 
 def _content(file: IO[bytes], plain: TreeFile) -> TreeFile:

@@ -126,7 +126,7 @@ def system() -> dict[str, bytes]:
         "usr/bin/python3": b"#!python",
         "etc/os-release": b'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian 12"\n',
         "etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n",
-        "etc/ld.so.conf.d/x86_64-linux-gnu.conf": b"# multiarch\n/usr/local/lib/x86_64-linux-gnu\n/lib/x86_64-linux-gnu\n",
+        "etc/ld.so.conf.d/x86_64-linux-gnu.conf": b"# multiarch\n/usr/local/lib\n/lib/x86_64-linux-gnu\n",
         "var/lib/dpkg/status": STATUS.encode(),
         "var/lib/dpkg/info/libc6:amd64.list": b"/.\n/usr/lib/x86_64-linux-gnu/libc.so.6\n",
         "usr/lib/x86_64-linux-gnu/libc.so.6": library("libc.so.6"),
