@@ -30,13 +30,16 @@ OPTIONS: dict[str, Any] = {
     "parallel": {"type": "int"},
     "timeout_s": {"type": "int"},
     "use_proxy": {"type": "bool"},
+    "ca": {"type": "str", "default": ""},
+    "user": {"type": "str", "default": ""},
+    "password_file": {"type": "str", "default": ""},
     "bundle": {"type": "str"},
     "registry": {"type": "str"},
     "role": {"type": "str"},
     "state_dir": {"type": "str"},
     "root": {"type": "str"},
 }
-PASSED = ("source", "items", "full", "parallel", "timeout_s", "use_proxy", "state_dir", "root")
+PASSED = ("source", "items", "full", "parallel", "timeout_s", "use_proxy", "ca", "state_dir", "root")
 
 
 class ActionModule(NodeAction):
@@ -108,10 +111,27 @@ class ActionModule(NodeAction):
                 "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
             ) from error
         try:
-            outcome = push_bundle(Path(args["bundle"]), args["registry"], dry_run=bool(self._task.check_mode))
+            outcome = push_bundle(
+                Path(args["bundle"]),
+                args["registry"],
+                dry_run=bool(self._task.check_mode),
+                ca=args["ca"],
+                credentials=_credentials(args),
+            )
         except MyriadError as error:
             raise AnsibleActionFail(str(error)) from error
         return _published(outcome)
+
+
+def _credentials(args: dict[str, Any]) -> tuple[str, str] | None:
+    """Who publishes, with the password from its file; None for a registry that knows no users."""
+    if not args["user"]:
+        return None
+    path = Path(args["password_file"]).expanduser()
+    try:
+        return args["user"], path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise AnsibleActionFail(f"The password of {args['user']} cannot be read: {path}: {error.strerror}") from error
 
 
 def _published(outcome: Any) -> dict[str, Any]:

@@ -69,6 +69,18 @@ options:
     description: Whether I(source) is asked through the proxy of the environment. The site's own registry is reached directly.
     type: bool
     default: false
+  ca:
+    description: Certificates in PEM that vouch for I(source) or I(registry), these alone. The system's when empty.
+    type: str
+    default: ""
+  user:
+    description: With C(state=published), who publishes. Empty for a registry that knows no users.
+    type: str
+    default: ""
+  password_file:
+    description: With I(user), the file on the controller that holds the password.
+    type: path
+    default: ""
   bundle:
     description: With C(state=published), the bundle's folder on the controller.
     type: path
@@ -129,6 +141,7 @@ import hashlib
 import http.client
 import os
 import re
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -164,6 +177,9 @@ ARGUMENTS = dict(
     parallel={"type": "int", "default": 4},
     timeout_s={"type": "int", "default": 30},
     use_proxy={"type": "bool", "default": False},
+    ca={"type": "str", "default": ""},
+    user={"type": "str", "default": ""},
+    password_file={"type": "path", "default": ""},
     bundle={"type": "path"},
     registry={"type": "str"},
     transferred={"type": "dict", "default": {}},
@@ -326,7 +342,10 @@ class Artifacts:
         if not self.params["source"]:
             raise Failure("{}: {} was not sent along and no source is named".format(item["name"], item["sha256"]))
         url = "{}/v2/artifacts/blobs/sha256:{}".format(self.params["source"].rstrip("/"), item["sha256"])
-        opener = urllib.request.build_opener(*([] if self.params["use_proxy"] else [urllib.request.ProxyHandler({})]))
+        handlers = [] if self.params["use_proxy"] else [urllib.request.ProxyHandler({})]
+        if url.startswith("https://"):
+            handlers.append(urllib.request.HTTPSHandler(context=self.trust()))
+        opener = urllib.request.build_opener(*handlers)
         travelled = [0]
         reason = ""
         for attempt in range(ATTEMPTS):
@@ -366,6 +385,13 @@ class Artifacts:
         raise Failure(
             "{}: {}, at {}. Nothing was put in place; run again when it is repaired.".format(item["name"], reason, url)
         )
+
+    def trust(self):
+        """Who vouches for the registry: the certificates that were given, these alone, or the system's."""
+        try:
+            return ssl.create_default_context(cadata=self.params["ca"] or None)
+        except (ssl.SSLError, ValueError) as error:
+            raise Failure(f"what should vouch for {self.params['source']} is no certificate in PEM: {error}") from error
 
     def stream(self, opener, url, part, travelled):
         """Append what is missing of one download to its partial file; adds the bytes that travelled."""

@@ -211,6 +211,7 @@ class Nodes:
             "container_runtime_version": bundle["myriad_stack_versions"]["containerd"],
             "container_runtime_pause_image": pause_ref(self.bundle),
             "container_runtime_registry_endpoints": [self.server],
+            "container_runtime_registry_ca": "",
             "container_runtime_images": [],
             "container_runtime_proxy": {},
             "container_runtime_cgroup_driver": "cgroupfs",
