@@ -34,12 +34,14 @@ class ActionModule(ActionBase):
         try:
             if state == "planned":
                 found = _planned(args.get("plan") or {})
-                _append(args.get("journal"), {"plan": {key: found[key] for key in found if key != "changed"}})
+                looks = (args.get("plan") or {}).get("looks") or {}
+                _append(args.get("journal"), {"plan": {**found, "looks": looks}})
                 result.update(found)
                 self._display.display(result["text"])
             elif state == "judged":
                 result.update(_judged(args.get("plan") or {}))
                 if result["stop"]:
+                    _append(args.get("journal"), {"stop": result["stop"]})
                     self._display.display(result["stop"], color="red")
             else:
                 result.update(self._on_node(args, state, task_vars))

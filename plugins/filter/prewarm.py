@@ -98,7 +98,7 @@ def prewarm_looks(hosts: Sequence[str], variables: Mapping[str, Any]) -> dict[st
         look = dict(variables[host].get("__image_prewarm_look") or {})
         kept = {key: look.get(key) for key in ("outcome", "failed", "msg")}
         kept["images"] = [
-            {key: one.get(key) for key in ("digest", "sentence", "needs_bytes", "outcome")}
+            {key: one.get(key) for key in ("ref", "digest", "sentence", "warnings", "needs_bytes", "outcome")}
             for one in look.get("images") or []
         ]
         kept["rack"] = look.get("rack", "")

@@ -22,6 +22,7 @@ from myriad.prewarm import waves
 from myriad.prewarm.limits import Limits
 from myriad.prewarm.verdict import NodeOutcome, may_go_on
 from myriad.prewarm.waves import Node
+from myriad.prewarm.words import seconds_text
 
 Strategy = Literal["waves", "all-at-once", "one-by-one"]
 STRATEGIES: tuple[Strategy, ...] = ("waves", "all-at-once", "one-by-one")
@@ -320,3 +321,19 @@ class _Network:
 
     def _aim(self, cell: int) -> None:
         self._goal[cell] = self._ends[cell][0][0] if self._ends[cell] else np.inf
+
+
+def table(outcomes: Sequence[Outcome], limits: Limits) -> list[str]:
+    """The strategies side by side, as lines."""
+    heads = ("strategy", "total", "one pull p50/p99", f"rack peak (cap {limits.rack_gbit:g} Gbit/s)",
+             f"registry peak (cap {limits.registry_gbit:g} Gbit/s)", "warm", "failed", "untouched")  # fmt: skip
+    rows = [heads]
+    for one in outcomes:
+        over = [f" over it {seconds_text(s)}" if s else "" for s in (one.over_rack_s, one.over_registry_s)]
+        rows.append(
+            (one.strategy, seconds_text(one.total_s), f"{seconds_text(one.p50_s)} / {seconds_text(one.p99_s)}",
+             f"{one.peak_rack_gbit:.3g}{over[0]}", f"{one.peak_registry_gbit:.3g}{over[1]}", str(one.warm),
+             str(one.failed), str(one.untouched))
+        )  # fmt: skip
+    widths = [max(len(row[k]) for row in rows) for k in range(len(heads))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
