@@ -81,6 +81,8 @@ class Guest:
         ports: further ports of the guest that are reached on this machine: guest's port to this machine's.
         network: False for a machine without a network card.
         firmware: a UEFI firmware; BIOS when None.
+        wire: multicast `ADDRESS:PORT` of a wire that machines share as if they hung on one switch; none when empty.
+        number: tells machines on one wire apart, 1 to 250.
     """
 
     disk: Path
@@ -93,6 +95,8 @@ class Guest:
     ports: dict[int, int] = field(default_factory=dict)
     network: bool = True
     firmware: Path | None = None
+    wire: str = ""
+    number: int = 1
     ssh_port: int = 0
     process: subprocess.Popen[str] | None = None
 
@@ -140,10 +144,17 @@ class Guest:
         if self.firmware is not None:
             command += ["-bios", str(self.firmware)]
         if self.network:
-            command += ["-netdev", f"user,id=net0{rules}", "-device", "virtio-net-pci,netdev=net0"]
+            command += ["-netdev", f"user,id=net0{rules}", "-device", f"virtio-net-pci,netdev=net0,mac={self.mac(0)}"]
         else:
             command += ["-nic", "none"]
+        if self.wire:
+            command += ["-netdev", f"socket,id=net1,mcast={self.wire},localaddr=127.0.0.1"]
+            command += ["-device", f"virtio-net-pci,netdev=net1,mac={self.mac(1)}"]
         return [*command, "-device", "virtio-rng-pci"]
+
+    def mac(self, interface: int) -> str:
+        """Address of an interface: 0 leads outside, 1 is on the wire."""
+        return f"52:54:00:6d:{interface:02x}:{self.number:02x}"
 
     def stop(self) -> None:
         """Stop the machine and remove what it wrote; the console's log stays."""

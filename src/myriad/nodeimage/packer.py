@@ -39,6 +39,8 @@ _BEGINS: tuple[tuple[str, Stage], ...] = (
     ("Converting hard drive", "finish"),
     ("Build 'qemu", "finish"),
 )
+#: packer removes the machine and the unfinished disk that it made when it is asked to stop.
+_CLEANUP_S = 20
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
 
@@ -155,7 +157,7 @@ class Packer(PackerExecutable):  # type: ignore[misc]
             finally:
                 if process.poll() is None:
                     # Asked first: packer removes the machine and the unfinished disk that it made.
-                    end_group(process, grace_s=30)
+                    end_group(process, grace_s=_CLEANUP_S)
 
     def _follow(self, process: subprocess.Popen[str]) -> PackerResult:
         result = PackerResult()

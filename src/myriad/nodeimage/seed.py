@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -42,8 +44,24 @@ def user_data(public: str) -> str:
     return "#cloud-config\n" + yaml.safe_dump(config, sort_keys=False)
 
 
-def write_seed(path: Path, *, name: str, public: str) -> None:
-    """Write the disk. Raises MyriadError when a tool fails."""
+def network_config(addresses: Mapping[str, str]) -> dict[str, Any]:
+    """Interfaces by MAC address: an address with its prefix, or `dhcp`."""
+    interfaces = {}
+    for number, (mac, address) in enumerate(addresses.items()):
+        given: dict[str, Any] = {"dhcp4": True} if address == "dhcp" else {"addresses": [address], "optional": True}
+        interfaces[f"link{number}"] = {"match": {"macaddress": mac}, **given}
+    return {"version": 2, "ethernets": interfaces}
+
+
+def write_seed(path: Path, *, name: str, public: str, addresses: Mapping[str, str] | None = None) -> None:
+    """Write the disk.
+
+    Args:
+        addresses: by MAC address, for machines with more than one interface; DHCP on the first one without it.
+
+    Raises:
+        MyriadError: a tool fails.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with path.open("wb") as stream:
@@ -53,6 +71,8 @@ def write_seed(path: Path, *, name: str, public: str) -> None:
         "user-data": user_data(public),
         "meta-data": yaml.safe_dump({"instance-id": f"{name}-1", "local-hostname": name}),
     }
+    if addresses:
+        documents["network-config"] = yaml.safe_dump(network_config(addresses))
     for name_, text in documents.items():
         file = path.with_name(name_)
         file.write_text(text, encoding="utf-8")

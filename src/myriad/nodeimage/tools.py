@@ -125,14 +125,18 @@ def run(
 
 
 def end_group(process: subprocess.Popen[str], grace_s: float = 10) -> None:
-    """Stop a program that was started in a session of its own, with all that it started: first asked, then killed."""
+    """Stop a program that was started in a session of its own, with all that it started: first asked, then killed.
+
+    The group counts, not only its leader: what a shell puts in the background ignores SIGINT and outlives it.
+    """
     for sign, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
+        deadline = time.monotonic() + wait_s
         try:
             os.killpg(process.pid, sign)
+            while time.monotonic() < deadline:
+                process.poll()  # takes in the leader, which would count as a member of its group until then
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
         except ProcessLookupError:
             break
-        try:
-            process.wait(timeout=wait_s)
-            break
-        except subprocess.TimeoutExpired:
-            continue
+    process.wait()
