@@ -17,6 +17,7 @@ class Comparison:
         self.root = root
         self.full = full
         self.drift = []
+        self.outputs = {}
 
     def run(self):
         for role, record in sorted(self.records.items()):
@@ -204,7 +205,7 @@ class Comparison:
             return
         paths = units.fragment_paths(entry["name"], values, {}) | set(entry.get("restart_on") or ())
         try:
-            output = units.merged_output(entry)
+            output = self.merged_output(entry)
         except units.UnitError as error:
             self.differs(role, "unit", entry["name"], "files that its program takes together", str(error))
             return
@@ -212,3 +213,11 @@ class Comparison:
             self.differs(
                 role, "unit", entry["name"], "started with its files as they are", "a file changed after it was started"
             )
+
+    def merged_output(self, entry):
+        """What a unit's program makes of its files; asked once where several roles start the unit with them."""
+        wanted = entry.get("merged") or {}
+        key = (entry["name"], wanted.get("directory"), wanted.get("command"))
+        if key not in self.outputs:
+            self.outputs[key] = units.merged_output(entry)
+        return self.outputs[key]

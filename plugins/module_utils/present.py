@@ -333,7 +333,7 @@ class Present:
         self.save()
         if not self.check:
             if verb is not None:
-                self.tell_other_roles(name, values)
+                self.tell_other_roles(unit, values, output)
             if output is not None:
                 self.good(unit).keep(output)
 
@@ -421,15 +421,17 @@ class Present:
         if unit["wait_for"]:
             units.wait_for(unit["name"], unit["wait_for"])
 
-    def tell_other_roles(self, name, values):
+    def tell_other_roles(self, unit, values, output):
         """Other roles that restart the same unit need not do it again for what it just started with."""
+        name = unit["name"]
         for role, record in load_all(self.directory).items():
             if role == self.params["role"] or name not in record.get("started", {}):
                 continue
             entry = next((entry for entry in record.get("units", ()) if entry["name"] == name), {})
             paths = units.fragment_paths(name, values, {}) | set(entry.get("restart_on") or ())
             other = Record(self.directory, role)
-            other.started[name] = self.contents.of(paths, units.merged_output(entry))
+            same = entry.get("merged") == unit["merged"]
+            other.started[name] = self.contents.of(paths, output if same else units.merged_output(entry))
             other.save()
 
     def verb(self, unit, values, paths, digest):

@@ -1,7 +1,7 @@
-"""What every task needs is imported once, before ansible forks a process for each task and host.
+"""What every task needs is loaded once, before ansible forks a process for each task and host.
 
-ansible-core loads filters and lookups inside those processes, so without this each of them imports the same modules
-again: half of the controller's time in a site run.
+ansible-core finds and imports plugins inside those processes, so without this each of them does it again: half of the
+controller's time in a site run.
 """
 
 from __future__ import annotations
@@ -9,18 +9,54 @@ from __future__ import annotations
 import importlib
 from contextlib import suppress
 
-from ansible.plugins.loader import filter_loader, lookup_loader
+from ansible.errors import AnsibleError
+from ansible.module_utils.common.json import Direction, get_module_decoder, get_module_encoder
+from ansible.plugins.loader import (
+    action_loader,
+    connection_loader,
+    filter_loader,
+    get_shell_plugin,
+    lookup_loader,
+    module_loader,
+)
 
 # kubernetes.config is what every task that talks to the cluster reads its kubeconfig with: most of a second each.
-MODULES = ("myriad.inventory", "myriad.fleet", "myriad.stack.bundle", "myriad.kube.apply", "kubernetes.config")
+MODULES = ("myriad.inventory", "myriad.fleet", "myriad.stack.bundle", "myriad.kube.record", "kubernetes.config")
 FILTERS = ("fleet_from_inventory", "artifact_items", "taints", "pod_cidr", "node_labels")
+ACTIONS = (
+    "ansible.builtin.assert",
+    "ansible.builtin.command",
+    "ansible.builtin.group_by",
+    "ansible.builtin.validate_argument_spec",
+    "myriad.gpu.artifacts",
+    "myriad.gpu.cluster_state",
+    "myriad.gpu.files",
+    "myriad.gpu.kube_objects",
+    "myriad.gpu.node_state",
+    "myriad.gpu.packages",
+    "myriad.gpu.runtime_facts",
+)
+CONNECTIONS = ("ssh", "local")
+# How modules take their arguments and give their results: the profile of all that do not ask for another one.
+PROFILE = "legacy"
 
 
 def preload() -> None:
-    """Import what the roles' templates and tasks use. What is missing is reported by the task that needs it."""
+    """Load what the roles' templates and tasks use. What is missing is reported by the task that needs it."""
     for name in MODULES:
         with suppress(ImportError):
             importlib.import_module(name)
     for name in FILTERS:
         filter_loader.get(f"myriad.gpu.{name}")
     lookup_loader.get("myriad.gpu.bundle")
+    for name in ACTIONS:
+        with suppress(AnsibleError, ImportError):
+            action_loader.get(name, class_only=True)
+            module_loader.find_plugin_with_context(name, ".py")
+    for name in CONNECTIONS:
+        with suppress(AnsibleError):
+            connection_loader.get(name, class_only=True)
+    with suppress(AnsibleError):
+        get_shell_plugin(shell_type="sh")
+    get_module_encoder(PROFILE, Direction.CONTROLLER_TO_MODULE)
+    get_module_decoder(PROFILE, Direction.MODULE_TO_CONTROLLER)
