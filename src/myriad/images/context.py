@@ -24,7 +24,7 @@ class BuildEvent:
     `size` is in bytes, and `total` is what it will be where that is known."""
 
     step: str
-    state: Literal["started", "progress", "cached", "finished"]
+    state: Literal["started", "progress", "cached", "differs", "finished"]
     detail: str = ""
     seconds: float = 0.0
     size: int = 0
@@ -52,6 +52,7 @@ class BuildContext:
         apt_keyring: keyring that signs them.
         system_stamp: names a state of the Debian mirror; a new one installs the base and the nodes anew. A root file
             system that was installed once is otherwise kept: mirrors change every day, images only when asked to.
+        fresh: make every layer anew, and say which of them are not the bits that the cache has.
     """
 
     store: Path
@@ -62,6 +63,7 @@ class BuildContext:
     apt_sources: tuple[str, ...] = ()
     apt_keyring: Path | None = None
     system_stamp: str = ""
+    fresh: bool = False
 
     @property
     def blobs(self) -> BlobStore:
@@ -89,20 +91,32 @@ class BuildContext:
 
         `inputs` is a JSON value that names everything the layer depends on.
         """
-        key = sha256_digest(canonical_json({"epoch": self.epoch, "inputs": inputs, "step": step}))
-        record = self.cache_dir / "layers" / f"{key.removeprefix('sha256:')}.json"
-        known = read_record(record)
-        if known is not None:
-            layer = Layer(**known)
-            if self.blobs.has(layer.digest, size=layer.size):
-                self.on_event(BuildEvent(step, "cached", layer.digest, size=layer.size))
-                return layer
+        record = self._record(step, inputs)
+        known = self._known(record)
+        if known is not None and not self.fresh:
+            self.on_event(BuildEvent(step, "cached", known.digest, size=known.size))
+            return known
         begun = time.monotonic()
         self.on_event(BuildEvent(step, "started"))
         layer = build()
+        if known is not None and known.digest != layer.digest:
+            self.on_event(BuildEvent(step, "differs", f"{layer.digest} now, {known.digest} before"))
         write_record(record, asdict(layer))
         self.on_event(BuildEvent(step, "finished", layer.digest, seconds=time.monotonic() - begun, size=layer.size))
         return layer
+
+    def known_layer(self, step: str, inputs: Any) -> Layer | None:
+        """The layer of these inputs where the cache has it; builds nothing and tells nobody."""
+        return self._known(self._record(step, inputs))
+
+    def _record(self, step: str, inputs: Any) -> Path:
+        key = sha256_digest(canonical_json({"epoch": self.epoch, "inputs": inputs, "step": step}))
+        return self.cache_dir / "layers" / f"{key.removeprefix('sha256:')}.json"
+
+    def _known(self, record: Path) -> Layer | None:
+        known = read_record(record)
+        layer = Layer(**known) if known is not None else None
+        return layer if layer is not None and self.blobs.has(layer.digest, size=layer.size) else None
 
 
 def find_repository() -> Path:

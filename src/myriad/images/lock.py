@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext
@@ -18,6 +20,8 @@ from myriad.images.wheels_index import Wheelhouse
 from myriad.images.wheels_settings import wheel_settings
 from myriad.stack.store import Store
 
+#: Replacing these on top would leave gigabytes of the old release in the image below.
+KEPT = frozenset({"torch", "triton"})
 PLATFORM = "x86_64-manylinux_2_36"
 _WANTED = re.compile(r"^# wanted: (?P<file>\S+) (?P<digest>sha256:[0-9a-f]{64})$", re.M)
 
@@ -36,7 +40,7 @@ def lock_wheels(
     requirements: str,
     *,
     python: str,
-    base: Sequence[Wheel] = (),
+    base: Mapping[str, str] | None = None,
     previous: str = "",
     indexes: Sequence[str] = (),
     upgrade: Sequence[str] | None = (),
@@ -47,7 +51,8 @@ def lock_wheels(
     Args:
         requirements: the text of a requirements file.
         python: first two parts of the version.
-        base: wheels that the image's base has: they stay as they are and are not returned.
+        base: name to version of what the image's base has. It stays as it is where the requirements allow that, and
+            is not returned then; a package that they name themselves may get another version on top.
         previous: an earlier lock; its versions are kept where they still fit.
         indexes: further indexes to ask.
         upgrade: packages to take anew; None takes all of them anew.
@@ -77,19 +82,58 @@ def lock_wheels(
         for url in indexes:
             # The first index that has a package serves all of it, so nobody else's file of that name is taken.
             command += ["--index", url]
-        if base:
-            text = "".join(f"{wheel.name}=={wheel.version}\n" for wheel in base)
-            (folder / "base.txt").write_text(text, encoding="utf-8")
-            command += ["--constraint", "base.txt"]
         for name in upgrade or ():
             command += ["--upgrade-package", name]
         if upgrade is None:
             command.append("--upgrade")
-        run_uv(ctx, [*command, "requirements.in"], what="locking the wheels", where=where, folder=folder)
+        _resolve(ctx, folder, command, requirements, base or {}, where)
         locked = parse_lock(out.read_text(encoding="utf-8"), where=where, python=python)
-    below = {wheel.name for wheel in base}
     with Wheelhouse(Store(ctx.store), wheel_settings(ctx), indexes=indexes) as house:
-        return [house.complete(house.choose(one, python=python)) for one in locked if one.name not in below]
+        return [
+            house.complete(house.choose(one, python=python))
+            for one in locked
+            if (base or {}).get(one.name) != one.version
+        ]
+
+
+def _resolve(
+    ctx: BuildContext, folder: Path, command: Sequence[str], requirements: str, base: Mapping[str, str], where: str
+) -> None:
+    """Run uv with the base's packages as they are; if that has no solution, without those that are asked for by name.
+
+    The rest of the base then counts as required, so that what is found fits all of it.
+    """
+    constraints = folder / "base.txt"
+    pinned = [f"{name}=={version}" for name, version in sorted(base.items())]
+    constraints.write_text("\n".join(pinned) + "\n", encoding="utf-8")
+    strict = [*command, "--constraint", "base.txt", "requirements.in"] if base else [*command, "requirements.in"]
+    named = named_packages(requirements)
+    try:
+        run_uv(ctx, strict, what="locking the wheels", where=where, folder=folder)
+        return
+    except MyriadError as error:
+        fixed = sorted(named & base.keys() & KEPT)
+        if not named & base.keys() or fixed:
+            hint = error.hint
+            if base:
+                hint = "packages of the base stay as they are unless the requirements name them"
+            if fixed:
+                hint = f"{', '.join(fixed)} of the base cannot be replaced on top: take another base or variant"
+            raise MyriadError(error.message, where=where, hint=hint) from error
+    (folder / "rest.txt").write_text(
+        "\n".join(one for one in pinned if one.partition("==")[0] not in named) + "\n", encoding="utf-8"
+    )
+    run_uv(ctx, [*command, "requirements.in", "rest.txt"], what="locking the wheels", where=where, folder=folder)
+
+
+def named_packages(requirements: str) -> set[str]:
+    """The packages that a requirements file names itself, normalised."""
+    found = set()
+    for line in requirements.splitlines():
+        match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^]]*\])?\s*(@|[=<>!~;#]|$|\s)", line)
+        if match:
+            found.add(str(canonicalize_name(match[1])))
+    return found
 
 
 def lock_text(wheels: Sequence[Wheel], *, image: str, wanted: str, requirements: str, python: str) -> str:

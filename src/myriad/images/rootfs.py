@@ -163,6 +163,11 @@ def build_base_layer(ctx: BuildContext) -> Layer:
     return ctx.cached_layer("base", _inputs(ctx, BASE), lambda: _base_layer(ctx))
 
 
+def known_base_layer(ctx: BuildContext) -> Layer | None:
+    """The base where the cache has it."""
+    return ctx.known_layer("base", _inputs(ctx, BASE))
+
+
 def _base_layer(ctx: BuildContext) -> Layer:
     with _installed(ctx, BASE) as archive:
         return write_layer(ctx.blobs, recipe_entries(archive, BASE), comment="base (Debian bookworm)", epoch=ctx.epoch)
@@ -173,11 +178,19 @@ def build_packages_layer(ctx: BuildContext, base: Layer, packages: Sequence[str]
 
     The base's own packages stay without what its recipe leaves out, except for what the new ones need.
     """
+    recipe, inputs = _packages_recipe(ctx, base, packages)
+    step = "packages " + " ".join(packages)
+    return ctx.cached_layer(step, inputs, lambda: _packages_layer(ctx, base, recipe, packages))
+
+
+def known_packages_layer(ctx: BuildContext, base: Layer, packages: Sequence[str]) -> Layer | None:
+    """That layer where the cache has it."""
+    return ctx.known_layer("packages " + " ".join(packages), _packages_recipe(ctx, base, packages)[1])
+
+
+def _packages_recipe(ctx: BuildContext, base: Layer, packages: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
     recipe = replace(BASE, name="packages", packages=(*BASE.packages, *packages))
-    inputs = {**_inputs(ctx, recipe), "base": base.digest, "packages": list(packages)}
-    return ctx.cached_layer(
-        "packages " + " ".join(packages), inputs, lambda: _packages_layer(ctx, base, recipe, packages)
-    )
+    return recipe, {**_inputs(ctx, recipe), "base": base.digest, "packages": list(packages)}
 
 
 def _packages_layer(ctx: BuildContext, base: Layer, recipe: Recipe, packages: Sequence[str]) -> Layer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from myriad.errors import InputError, MyriadError
+from myriad.images.closure import needed_files
 from myriad.images.compat import image_facts, require_cuda
 from myriad.images.compat_require import VARIABLE as REQUIRE_CUDA
 from myriad.images.context import BuildContext
@@ -20,6 +21,7 @@ from myriad.images.definition import ExternalBase, ImageDefinition, OwnBase, loa
 from myriad.images.definition_errors import report
 from myriad.images.external import Base, pull_base
 from myriad.images.files import layer_of
+from myriad.images.installed import BasePackages, of_layers, of_wheels, whiteouts
 from myriad.images.layer import Entry, file_from_path
 from myriad.images.oci import (
     BuiltImage,
@@ -30,7 +32,7 @@ from myriad.images.oci import (
 )
 from myriad.images.plan import Change, PlannedLayer, pin_problems, plan_layers, python_path
 from myriad.images.python import Interpreter, debian_interpreter, external_interpreter, source_layer
-from myriad.images.rootfs import build_base_layer, build_packages_layer
+from myriad.images.rootfs import build_base_layer, build_packages_layer, known_base_layer, known_packages_layer
 from myriad.images.wheels import OpenWheel, Wheel
 from myriad.images.wheels_layers import (
     contents_of,
@@ -41,6 +43,7 @@ from myriad.images.wheels_layers import (
     scheme_of,
     wheel_layer,
 )
+from myriad.stack.store import Store
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: What the NVIDIA container runtime mounts of the driver. Which devices a pod sees is the device plugin's business: an
@@ -89,19 +92,27 @@ def build_runtime(
     below = _own_base(ctx, folder, definition, tag)
     if below is not None:
         definition = definition.model_copy(update={"python": below.definition.python})
-    own = locked_wheels(ctx, folder, definition)
-    wheels = (*(below.wheels if below is not None else ()), *own)
-    check_pins(folder, definition, wheels, below.definition.packages if below is not None else ())
     base = _base(ctx, definition, below)
     root = base.layers if below is None else below.root
     python = _Once(partial(_interpreter, ctx, definition, root))
-    # The libraries of the base's wheels are looked at again only where the image brings more of them.
-    looked_at = wheels if any(one.is_cuda for one in own) else own
-    fetch_wheels(ctx, looked_at)
-    with opened(ctx, looked_at, definition) as files:
-        contents_of(looked_at, files)
-        planned = plan_layers(definition, contents_of(own, files), below=below.plan if below is not None else ())
-        made = _make(ctx, folder, definition, planned, root, files, python.get)
+    locked = locked_wheels(ctx, folder, definition)
+    under = below.wheels if below is not None and locked else ()
+    with opened(ctx, under, below.definition if below is not None else definition) as lower:
+        there = _packages_below(ctx, definition, below, base, lower) if locked else BasePackages({})
+        own = [one for one in locked if one.name not in there.found or there.differ(one.name, one.version)]
+        kept = [one for one in under if one.name not in {each.name for each in own}]
+        wheels = (*(kept if locked else below.wheels if below is not None else ()), *own)
+        check_pins(folder, definition, wheels, below.definition.packages if below is not None else ())
+        fetch_wheels(ctx, own)
+        with opened(ctx, own, definition) as files:
+            contents_of([*kept, *own], {**{one.name: lower[one.name] for one in kept}, **files})
+            planned = plan_layers(definition, contents_of(own, files), below=below.plan if below is not None else ())
+            written = frozenset(file.path for one in files.values() for file in one.files)
+            hidden = {
+                one.name: whiteouts(there.found[one.name], there, written) for one in own if one.name in there.found
+            }
+            parts = _Parts(folder, definition, root, files, [lower[one.name] for one in kept], hidden)
+            made = _make(ctx, planned, parts, python.get)
     layers = (*base.layers, *made)
     if definition.compression == "gzip":
         layers = tuple(
@@ -117,6 +128,81 @@ def build_runtime(
     )
     _check_budget(image, layers, budget=definition.budget_mb * 10**6, where=folder / "image.yml")
     return RuntimeImage(image, definition, _measured(planned, base, layers), layers, wheels, base, root)
+
+
+def _packages_below(
+    ctx: BuildContext, definition: ImageDefinition, below: RuntimeImage | None, base: Base, lower: dict[str, OpenWheel]
+) -> BasePackages:
+    """The Python packages of what an image stands on."""
+    if below is not None:
+        scheme = scheme_of(below.definition)
+        packages = of_wheels(lower.values(), scheme.site, scheme.python)
+        if not isinstance(below.definition.base, ExternalBase):
+            return packages
+        upper = of_layers(ctx, base.layers)
+        return BasePackages({**upper.found, **packages.found}, upper.paths | packages.paths)
+    return of_layers(ctx, base.layers) if isinstance(definition.base, ExternalBase) else BasePackages({})
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the layers above the base are made from.
+
+    Attributes:
+        folder, definition: the image.
+        root: the lowest layers, with the system.
+        files: its wheels, opened.
+        lower: those of its own base, opened.
+        hidden: by wheel, the entries that hide an older release of it in the base.
+    """
+
+    folder: Path
+    definition: ImageDefinition
+    root: tuple[Layer, ...]
+    files: dict[str, OpenWheel]
+    lower: Sequence[OpenWheel]
+    hidden: Mapping[str, Sequence[Entry]]
+
+
+def plan_image(ctx: BuildContext, folder: Path, definition: ImageDefinition) -> tuple[PlannedLayer, ...]:
+    """The layers that a build would make, with what is known of their sizes. Builds and fetches nothing.
+
+    Sizes come from the layer cache, from wheels in the store, and from the lock.
+
+    Raises:
+        InputError: image.yml, a lock or a pin is wrong.
+    """
+    below: tuple[PlannedLayer, ...] = ()
+    lower: ImageDefinition | None = None
+    lower_wheels: list[Wheel] = []
+    if isinstance(definition.base, OwnBase):
+        neighbour = _lowest_checked(folder, definition)
+        lower = load_definition(neighbour)
+        below = plan_image(ctx, neighbour, lower)
+        lower_wheels = [wheel for layer in below for wheel in layer.wheels]
+        definition = definition.model_copy(update={"python": lower.python})
+    wheels = locked_wheels(ctx, folder, definition)
+    check_pins(folder, definition, [*lower_wheels, *wheels], lower.packages if lower is not None else ())
+    store = Store(ctx.store)
+    with opened(ctx, [wheel for wheel in wheels if store.has(wheel.sha256)], definition) as files:
+        contents = contents_of(wheels, files)
+    sizes = {Change.FILES: _file_sizes(own_files(folder, definition))}
+    if definition.source is not None:
+        root = ctx.repository / "src"
+        found = [(root / path).stat().st_size for path in needed_files(root, definition.source.modules)]
+        # Source and its bytecode, which is about as large.
+        sizes[Change.SOURCE] = (sum(found) // 2, 2 * sum(found))
+    base = known_base_layer(ctx)
+    if base is not None:
+        sizes[Change.SYSTEM] = (base.size, base.tar_size)
+        if definition.packages and (more := known_packages_layer(ctx, base, definition.packages)) is not None:
+            sizes[Change.PACKAGES] = (more.size, more.tar_size)
+    return plan_layers(definition, contents, below=below, sizes=sizes)
+
+
+def _file_sizes(entries: Sequence[Entry]) -> tuple[int, int]:
+    size = sum(entry.size for entry in entries)
+    return (size // 2 + 200, size + 1024 * (len(entries) + 1)) if entries else (0, 0)
 
 
 class _Once:
@@ -135,22 +221,29 @@ class _Once:
 def _own_base(ctx: BuildContext, folder: Path, definition: ImageDefinition, tag: str) -> RuntimeImage | None:
     if not isinstance(definition.base, OwnBase):
         return None
-    neighbour = folder.parent / definition.base.name
+    return build_runtime(ctx, _lowest_checked(folder, definition), tag)
+
+
+def _lowest_checked(folder: Path, definition: ImageDefinition) -> Path:
+    """The folder of an own base, after all bases below it were looked at.
+
+    Raises:
+        InputError: one of them does not exist, or they go round in a circle.
+    """
     seen = [folder.resolve()]
-    while (neighbour / "image.yml").is_file():
-        if neighbour.resolve() in seen:
-            names = " on ".join(one.name for one in seen)
+    current, at = definition, folder
+    while isinstance(current.base, OwnBase):
+        lower = at.parent / current.base.name
+        if not (lower / "image.yml").is_file():
             raise InputError(
-                f"base: {names} on {neighbour.name} goes round in a circle", where=str(folder / "image.yml")
+                f'base.name is "{current.base.name}", but there is no {lower}/image.yml', where=str(at / "image.yml")
             )
-        seen.append(neighbour.resolve())
-        lower = load_definition(neighbour).base
-        if not isinstance(lower, OwnBase):
-            return build_runtime(ctx, folder.parent / definition.base.name, tag)
-        neighbour = neighbour.parent / lower.name
-    raise InputError(
-        f'base.name is "{definition.base.name}", but there is no {neighbour}/image.yml', where=str(folder / "image.yml")
-    )
+        if lower.resolve() in seen:
+            names = " on ".join(one.name for one in seen)
+            raise InputError(f"base: {names} on {lower.name} goes round in a circle", where=str(folder / "image.yml"))
+        seen.append(lower.resolve())
+        current, at = load_definition(lower), lower
+    return seen[1]
 
 
 def check_pins(
@@ -182,31 +275,28 @@ def _interpreter(ctx: BuildContext, definition: ImageDefinition, root: tuple[Lay
 
 
 def _make(
-    ctx: BuildContext,
-    folder: Path,
-    definition: ImageDefinition,
-    planned: Sequence[PlannedLayer],
-    root: tuple[Layer, ...],
-    files: dict[str, OpenWheel],
-    python: Callable[[], Interpreter],
+    ctx: BuildContext, planned: Sequence[PlannedLayer], parts: _Parts, python: Callable[[], Interpreter]
 ) -> list[Layer]:
     """The layers above the base, in order; made side by side, the largest first."""
     tasks: list[Callable[[], Layer]] = []
     order: list[tuple[int, int]] = []
-    scheme, exclude = scheme_of(definition), definition.wheels.exclude if definition.wheels is not None else ()
+    folder, definition, wheels = parts.folder, parts.definition, parts.definition.wheels
+    scheme, exclude = scheme_of(definition), wheels.exclude if wheels is not None else ()
     for one in planned:
         if one.below or one.change is Change.SYSTEM:
             continue
         if one.change is Change.PACKAGES:
-            task: Callable[[], Layer] = partial(build_packages_layer, ctx, root[0], definition.packages)
+            task: Callable[[], Layer] = partial(build_packages_layer, ctx, parts.root[0], definition.packages)
         elif one.change is Change.LOADER:
-            task = partial(loader_layer, ctx, root, list(files.values()))
+            task = partial(loader_layer, ctx, parts.root, [*parts.lower, *parts.files.values()])
         elif one.change is Change.SOURCE and definition.source is not None:
             task = partial(source_layer, ctx, python, definition.source)
         elif one.change is Change.FILES:
             task = partial(layer_of, ctx, folder.name, own_files(folder, definition), comment=f"files of {folder.name}")
         else:
-            task = partial(wheel_layer, ctx, one, files, python, scheme=scheme, exclude=exclude)
+            first = one.part is None or one.part[0] == 1 or len(one.wheels) > 1
+            hidden = [entry for wheel in one.wheels for entry in parts.hidden.get(wheel.name, ())] if first else []
+            task = partial(wheel_layer, ctx, one, parts.files, python, scheme=scheme, exclude=exclude, hidden=hidden)
         order.append((-one.size, len(tasks)))
         tasks.append(task)
     made: dict[int, Layer] = {}

@@ -124,12 +124,14 @@ def wheel_layer(
     *,
     scheme: Scheme,
     exclude: Sequence[str],
+    hidden: Sequence[Entry] = (),
 ) -> Layer:
-    """One layer of the plan that is made of wheels."""
-    entries = list(_merged(planned, files))
+    """One layer of the plan that is made of wheels; `hidden` are entries that hide older releases in the base."""
+    entries = [*_merged(planned, files), *hidden]
     modules = [entry for entry in entries if entry.path.endswith(".py")]
     inputs = {
         "exclude": list(exclude),
+        **({"hidden": [entry.path for entry in hidden]} if hidden else {}),
         "paths": sha256_digest("\n".join(sorted(planned.paths)).encode()) if planned.paths is not None else "",
         # Only bytecode depends on the base's Python: a layer of libraries outlives a new base.
         "python": interpreter().identity if modules else "",
