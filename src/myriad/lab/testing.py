@@ -62,6 +62,16 @@ def run_tests(clone: Path, arguments: Sequence[str], beside: Sequence[str] = ())
     return results
 
 
+def _call(argv: Sequence[str], clone: Path) -> int:
+    """Exit code of a program. Ctrl-C reaches it too, and it gets the time to say where it stopped."""
+    process = subprocess.Popen(argv, cwd=clone)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+
+
 def _pytest(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *arguments]
 
@@ -128,10 +138,10 @@ def main(arguments: Sequence[str]) -> int:
         for paths, more, flags in ((first, beside, ["--nodes-only"]), (plan.lab, [], [])):
             if not paths:
                 continue
-            up = subprocess.run([*program, "lab", "up", *flags], cwd=clone, check=False)
-            if up.returncode != 0:
-                print(f"the lab did not come up (exit {up.returncode}); {' '.join(paths)} did not run", flush=True)
-                codes.append(up.returncode)
+            code = _call([*program, "lab", "up", *flags], clone)
+            if code != 0:
+                print(f"the lab did not come up (exit {code}); {' '.join(paths)} did not run", flush=True)
+                codes.append(code)
                 break
             second = [*plan.options, *more] if more else []
             for ran, (code, closing) in zip(
@@ -144,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     if before:
         print("the lab was up before and stays up; make lab-down removes it", flush=True)
     else:
-        subprocess.run([*program, "lab", "down"], cwd=clone, check=False)
+        _call([*program, "lab", "down"], clone)
     print(f"lab and tests together: {duration(time.monotonic() - started)}", flush=True)
     print("\n".join(closings) or "no test ran", flush=True)
     # With -k or a file's name some groups have no test to run; that is an error only where none has.

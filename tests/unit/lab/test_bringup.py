@@ -6,7 +6,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +417,25 @@ def test_a_subnet_that_was_taken_while_the_bundle_was_built_is_chosen_again(
     assert made == ["10.80.0.1"]
     assert state.subnet == "10.80.0.0/24" and wanted[0].address == "10.80.0.10"
     assert "10.77.0.0/24 was taken meanwhile; the nodes stand in 10.80.0.0/24" in out.getvalue()
+
+
+def test_ctrl_c_leaves_a_program_the_time_to_end_by_itself(tmp_path: Path) -> None:
+    slow_to_end = (
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n    time.sleep(1)\n    pathlib.Path('whole').touch()\n    sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, end)\npathlib.Path('ready').touch()\ntime.sleep(60)\n"
+    )
+    caller = (
+        "import signal, sys\nfrom pathlib import Path\nfrom myriad.lab.testing import _call\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"_call([sys.executable, '-c', {slow_to_end!r}], Path('.'))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", caller], cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) != 0
+    assert (tmp_path / "whole").exists()
