@@ -323,7 +323,7 @@ class Apt:
 
     def _words(self, packages, remove):
         return [
-            *(f"{name}={version}" for name, version in sorted(packages.items())),
+            *(f"{name}={version}" if version else name for name, version in sorted(packages.items())),
             *(f"{name}-" for name in sorted(remove)),
         ]
 
@@ -383,14 +383,14 @@ def unforeseen(simulation, packages, remove, kept=()):
 
     Args:
         simulation: what `parse_simulation` read.
-        packages: exact version by name, as asked for.
+        packages: exact version by name, as asked for; empty where any is right.
         remove: names that are meant to leave.
         kept: names that somebody else holds. apt is told that it may change held packages, for those of the set.
     """
     said = []
     changed = {**simulation["install"], **{name: pair[1] for name, pair in simulation["upgrade"].items()}}
     for name, version in sorted(packages.items()):
-        if name in changed and changed[name] != version:
+        if version and name in changed and changed[name] != version:
             said.append(f"{name} would become {changed[name]}, the lock says {version}")
     for name in sorted(set(simulation["remove"]) - set(remove)):
         said.append(f"{name} would be removed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: packages
-short_description: A set of packages at exact versions, in one transaction
+short_description: A set of packages at exact versions, in one transaction, or packages in any version
 description:
   - apt simulates the transaction first. It is refused when it would remove a package that is not listed, change a kernel package or one that somebody
     else holds, or install another version than the one given. A version that the repositories no longer have is refused with those that they have; nothing newer is installed.
@@ -18,7 +18,14 @@ options:
   packages:
     description: Exact version by name.
     type: dict
-    required: true
+    default: {}
+  present:
+    description:
+      - Packages that are installed in whatever version; the best of the repositories where one is missing. They are neither held nor taken away
+        by a reset, and M(myriad.gpu.node_state) records their versions.
+    type: list
+    elements: str
+    default: []
   absent:
     description: Packages that leave in the same transaction.
     type: list
@@ -75,6 +82,10 @@ EXAMPLES = r"""
     packages: {nvidia-kernel-dkms: 535.309.01-0+deb12u1, nvidia-smi: 535.309.01-0+deb12u1}
     hold: [linux-image-amd64]
     kernel_module: {kernel: 6.1.0-57-amd64, version: 535.309.01}
+
+- name: What every node needs
+  myriad.gpu.packages:
+    present: [conntrack, socat]
 """
 
 RETURN = r"""
@@ -106,7 +117,8 @@ from ansible_collections.myriad.gpu.plugins.module_utils.record import STATE_OPT
 
 ARGUMENTS = dict(
     STATE_OPTIONS,
-    packages={"type": "dict", "required": True},
+    packages={"type": "dict", "default": {}},
+    present={"type": "list", "elements": "str", "default": []},
     absent={"type": "list", "elements": "str", "default": []},
     hold={"type": "list", "elements": "str", "default": []},
     kernel_module={
@@ -164,9 +176,14 @@ class Transaction:
             if not self.check:
                 database = packages.Database()
                 self.compare(database)
+        missing = [name for name in self.params["present"] if name not in database.versions]
+        if missing:
+            self.bring(database, missing)
+            database = packages.Database()
         self.remember(database)
         self.holds(database)
-        self.kernel_module()
+        if self.wanted or self.params["kernel_module"]:
+            self.kernel_module()
         if not self.check:
             self.record.save()
         return self.result()
@@ -182,7 +199,8 @@ class Transaction:
         said = packages.repair()
         database = packages.Database()
         # What dpkg alone cannot finish (a package that was cut off while unpacking) the transaction installs anew.
-        stuck = {name: state for name, state in database.unfinished.items() if name not in self.wanted}
+        ours = {*self.wanted, *self.params["present"]}
+        stuck = {name: state for name, state in database.unfinished.items() if name not in ours}
         if stuck:
             raise packages.PackageError(
                 "dpkg was interrupted on this host and cannot finish {}:\n{}\n"
@@ -228,6 +246,44 @@ class Transaction:
                 self.available(differs, fresh=True)
             raise
         packages.mark_manual([name for name in self.wanted if name in simulation["install"]])
+
+    def bring(self, database, missing):
+        """Packages in whatever version the repositories have."""
+        versions = self.apt.versions(missing)
+        if not all(versions.get(name) for name in missing) and not self.check:
+            self.apt.fetch()
+            versions = self.apt.versions(missing)
+        unknown = sorted(name for name in missing if not versions.get(name))
+        if unknown and self.check:
+            self.notes.append("the lists on the host do not name {} yet; a run fetches them".format(", ".join(unknown)))
+            for name in missing:
+                self.change(f"package {name}", "not installed", "installed")
+            return
+        if unknown:
+            raise packages.PackageError(
+                "no repository of this host has {}. Nothing was installed. Correct the name, or give the host a "
+                "repository that has it (`apt-cache policy {}` on the host shows those that it asks).".format(
+                    ", ".join(unknown), unknown[0]
+                )
+            )
+        # Without a version: which one is best is up to the host's own preferences (a backport is newer and not meant).
+        best = dict.fromkeys(missing, "")
+        simulation = self.apt.simulate(best)
+        if simulation["error"]:
+            raise packages.PackageError(
+                "apt cannot install {}:\n{}\nNothing was changed.".format(", ".join(missing), simulation["error"])
+            )
+        said = packages.unforeseen(simulation, best, [], database.held)
+        if said:
+            raise packages.PackageError(
+                "installing {} is refused, because it would do more than was asked for: {}. Nothing was changed.".format(
+                    ", ".join(missing), "; ".join(said)
+                )
+            )
+        self.tell(simulation)
+        if not self.check:
+            self.apt.install(best)
+            packages.mark_manual(missing)
 
     def own_holds(self):
         return {entry["name"] for entry in self.record.entries("holds") if entry.get("ours")}
@@ -396,7 +452,7 @@ class Transaction:
 def main():
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
-    slim = {key: params[key] for key in ("packages", "absent", "hold", "kernel_module")}
+    slim = {key: params[key] for key in ("packages", "present", "absent", "hold", "kernel_module")}
     if not params["role"]:
         module.fail_json(
             msg="no role is named; give the option role, or use the task in a role", invocation={"module_args": slim}

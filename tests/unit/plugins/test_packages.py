@@ -269,6 +269,8 @@ class Manager:
                     self.installed.pop(name, None)
             return 0, "".join(f"Purg {name} [1]\n" for name in sorted(gone))
         wanted = dict(name.split("=", 1) for name in names if "=" in name)
+        # Without a version apt takes its candidate.
+        wanted |= {name: self.offered[name][0] for name in names if "=" not in name and not name.endswith("-")}
         text = ""
         for name, version in {**wanted, **self.kernels}.items():
             old = self.installed.get(name)
@@ -319,7 +321,8 @@ def transact(plugin, tmp_path, manager):
     def run(*, check=False, **options):
         params = {name: spec.get("default") for name, spec in module.ARGUMENTS.items()}
         params.update(packages=LOCK, role="gpu_driver", state_dir=str(tmp_path / "state"), run_id="r1")
-        params.update(sysfs=str(tmp_path), procfs=str(tmp_path), repository=MIRROR, keyring="k", **options)
+        params.update(sysfs=str(tmp_path), procfs=str(tmp_path), repository=MIRROR, keyring="k")
+        params.update(options)
         return module.Transaction(params, check).run()
 
     return run
@@ -507,6 +510,59 @@ def test_b2_a_module_that_is_not_built_fails_with_what_dkms_said(
 
 
 # --- removal ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def need(transact, manager):
+    """What every node needs, in any version."""
+    manager.offered = {"socat": ["1.8~bpo12+1", "1.7"], "conntrack": ["1.4"]}
+    return lambda **options: transact(packages={}, present=["conntrack", "socat"], **options)
+
+
+def test_packages_in_any_version_are_what_apt_prefers_and_stay_unheld(need, manager, tmp_path):
+    foretold = need(check=True)
+    assert "socat" not in manager.installed
+    result = need()
+    assert (
+        result["changed_items"] == foretold["changed_items"] == ["package conntrack 1.4", "package socat 1.8~bpo12+1"]
+    )
+    # Which version is best is apt's to say: no version is named.
+    assert "apt-get install conntrack socat" in manager.calls
+    assert manager.held == set()
+    assert not record(tmp_path)["packages"]
+    manager.calls.clear()
+    assert need()["changed"] is False
+    assert manager.calls == ["dpkg-query"], "a host that has them asks no repository"
+
+
+def test_another_version_of_a_needed_package_stays(need, manager):
+    manager.installed |= {"socat": "1.0", "conntrack": "9.9"}
+    assert need()["changed"] is False
+    assert manager.installed["conntrack"] == "9.9"
+
+
+def test_lists_too_old_for_a_needed_package_are_fetched_in_a_run_only(need, manager):
+    manager.fresh, manager.offered = manager.offered, {}
+    assert need(check=True)["changed_items"] == ["package conntrack installed", "package socat installed"]
+    assert "apt-get update" not in manager.calls
+    assert need()["changed"] is True
+    assert manager.calls.count("apt-get update") == 1
+
+
+def test_a_needed_package_that_nobody_has_is_named(need, manager, packages):
+    del manager.offered["socat"]
+    with pytest.raises(packages.PackageError, match=r"no repository of this host has socat\. Nothing was installed"):
+        need()
+    assert "conntrack" not in manager.installed
+
+
+def test_needed_packages_take_nothing_away_and_finish_what_was_cut_off(need, manager, packages):
+    manager.removes = ["openssh-server"]
+    with pytest.raises(packages.PackageError, match="openssh-server would be removed"):
+        need()
+    manager.removes, manager.unfinished = [], {"socat": "half-installed"}
+    assert need()["changed"] is True
+    assert manager.installed["socat"]
 
 
 def test_purge_takes_what_came_and_leaves_what_others_need(packages, manager):
