@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import zstandard
 
@@ -222,7 +222,7 @@ def read_tree(
     return tree
 
 
-def _decompressed(reader: io.BufferedReader) -> IO[bytes]:
+def _decompressed(reader: io.BufferedReader[Any]) -> IO[bytes]:
     """The stream inside, by its first bytes: a media type may say anything."""
     head = reader.peek(4)[:4]
     if head == b"\x28\xb5\x2f\xfd":
