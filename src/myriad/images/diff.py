@@ -18,6 +18,7 @@ from myriad.images.oci import BuiltImage, open_layer
 
 _DPKG = "var/lib/dpkg/status"
 _METADATA = re.compile(r".*\.dist-info/METADATA")
+_INFO = re.compile(r"(?:.*/)?(?P<name>[^/-]+)-(?P<version>[^/-]+)\.dist-info(/|$)")
 _PARTS = ("Entrypoint", "Cmd", "User", "WorkingDir")
 
 
@@ -48,12 +49,14 @@ class Contents:
         packages: `python numpy` or `debian libc6` to version.
         config: `env PATH`, `label x`, `entrypoint` to text.
         files: by path, of the layers that both images do not share.
+        hidden: packages of lower layers that those layers hide, as in `packages`.
     """
 
     layers: list[tuple[str, int, str]]
     packages: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileState] = field(default_factory=dict)
+    hidden: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ def difference(before: BuiltImage, after: BuiltImage) -> Difference:
     common = set(before.layer_digests) & set(after.layer_digests)
     one, other = _contents(before, common), _contents(after, common)
     old, new = {layer[0] for layer in one.layers}, {layer[0] for layer in other.layers}
+    # What one image hides of a layer that both have, the other one shows.
+    one.packages |= {key: version for key, version in other.hidden.items() if key not in one.packages | one.hidden}
+    other.packages |= {key: version for key, version in one.hidden.items() if key not in other.packages | other.hidden}
     return Difference(
         packages=_changes(one.packages, other.packages),
         config=_changes(one.config, other.config),
@@ -134,7 +140,10 @@ def _read(image: BuiltImage, digest: str, found: Contents) -> None:
             path = clean_path(member.name)
             pure = PurePosixPath(path)
             if pure.name.startswith(".wh."):
-                found.files[str(pure.with_name(pure.name.removeprefix(".wh.")))] = FileState("hidden", 0)
+                hidden = str(pure.with_name(pure.name.removeprefix(".wh.")))
+                found.files[hidden] = FileState("hidden", 0)
+                if match := _INFO.match(hidden):
+                    found.hidden[f"python {canonicalize_name(match['name'])}"] = match["version"]
                 continue
             if member.isdir():
                 continue

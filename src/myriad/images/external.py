@@ -31,6 +31,7 @@ class Base:
         name: as history and labels name it; empty for the Debian base.
         digest: of its manifest; empty for the Debian base.
         env, labels: of its configuration.
+        config: what a container of it is started with, as its configuration says it.
     """
 
     layers: tuple[Layer, ...]
@@ -38,6 +39,7 @@ class Base:
     digest: str = ""
     env: Mapping[str, str] | None = None
     labels: Mapping[str, str] | None = None
+    config: Mapping[str, Any] | None = None
 
 
 def registry_of(host: str) -> Registry:
@@ -69,7 +71,7 @@ def pull_base(ctx: BuildContext, text: str, *, registry: Registry | None = None)
         raise InputError(f"{text} is a tag, which can name other bits tomorrow", hint=f"write {text}@sha256:<digest>")
     record = ctx.cache_dir / "bases" / f"{ref.digest.removeprefix('sha256:')}.json"
     known = read_record(record)
-    if known is not None:
+    if known is not None and "config" in known:
         base = Base(**{**known, "layers": tuple(Layer(**one) for one in known["layers"])})
         if all(ctx.blobs.has(layer.digest, size=layer.size) for layer in base.layers):
             ctx.on_event(
@@ -115,4 +117,4 @@ def _pull(ctx: BuildContext, registry: Registry, repo: str, digest: str, name: s
     ctx.on_event(BuildEvent(step, "finished", manifest.digest, size=total))
     runtime = config.get("config") or {}
     env = dict(entry.partition("=")[::2] for entry in runtime.get("Env") or ())
-    return Base(tuple(layers), name, manifest.digest, env, dict(runtime.get("Labels") or {}))
+    return Base(tuple(layers), name, manifest.digest, env, dict(runtime.get("Labels") or {}), runtime)
