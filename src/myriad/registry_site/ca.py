@@ -168,7 +168,9 @@ def _why_anew(path: Path, key_path: Path, authority: x509.Certificate, names: Se
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         return "another authority issued it"
-    if certificate.not_valid_after_utc - moment < RENEW_BEFORE:
+    # Another one would not outlive its authority either.
+    ends = min(certificate.not_valid_after_utc, authority.not_valid_after_utc - timedelta(seconds=1))
+    if certificate.not_valid_after_utc - moment < RENEW_BEFORE and ends == certificate.not_valid_after_utc:
         return f"it ends on {certificate.not_valid_after_utc:%Y-%m-%d}"
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
