@@ -17,9 +17,10 @@ from myriad.images.layer import SOURCE_DATE_EPOCH
 from myriad.images.rootfs import NODE, Recipe, build_node_rootfs
 from myriad.nodeimage import disk, hygiene, packer, seed, store
 from myriad.nodeimage.chroot import forbid_services, run_in_tree
+from myriad.nodeimage.contents import build_manifest
 from myriad.nodeimage.definition import NodeImage
 from myriad.nodeimage.guest import accelerator
-from myriad.nodeimage.manifest import MANIFEST, NodeManifest, Stored, build_manifest, save
+from myriad.nodeimage.manifest import MANIFEST, NodeManifest, Stored, save
 from myriad.nodeimage.provision import Site, provision_tree, repository_of
 from myriad.nodeimage.template import CloudFiles, Inputs, QemuFiles, render
 from myriad.nodeimage.tools import need, need_root, run

@@ -41,6 +41,7 @@ def variables(image: NodeImage, site: Site) -> dict[str, Any]:
         "node_image_roles": list(image.roles),
         "site_bundle": str(site.bundle),
         "site_registry_endpoints": [site.registry],
+        "site_node_registries": [site.registry],
         "kubernetes_node_join_enabled": False,
     }
     if image.driver is not None:

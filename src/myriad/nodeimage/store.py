@@ -70,9 +70,3 @@ def listed(text: str) -> dict[str, tuple[str, str]]:
         if len(columns) >= 4 and columns[2].startswith("sha256:"):
             found[columns[0]] = (columns[2], columns[-1])
     return found
-
-
-def in_store(tree: Path) -> list[str]:
-    """Digests of the blobs in a tree's content store, sorted; the store names every blob by its content."""
-    blobs = tree / "var/lib/containerd/io.containerd.content.v1.content/blobs/sha256"
-    return sorted(f"sha256:{path.name}" for path in blobs.iterdir()) if blobs.is_dir() else []

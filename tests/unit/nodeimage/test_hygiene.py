@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from myriad.nodeimage import hygiene
-from myriad.nodeimage.manifest import Entry, NodeManifest, read_tree
+from myriad.nodeimage.contents import read_tree
+from myriad.nodeimage.manifest import Entry, NodeManifest
 
 EPOCH = 1_735_689_600
 BAD = (

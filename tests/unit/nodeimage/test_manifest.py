@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from myriad.errors import InputError
+from myriad.nodeimage.contents import build_manifest, modinfo
 from myriad.nodeimage.difference import compare
-from myriad.nodeimage.manifest import Entry, NodeManifest, Stored, build_manifest, load, modinfo, save
+from myriad.nodeimage.manifest import Entry, NodeManifest, Stored, load, save
 
 MODULE = "lib/modules/6.1.0-57-amd64/updates/dkms/nvidia-current.ko"
 MODINFO = b"\x7fELF..\0license=NVIDIA\0version=535.309.01\0vermagic=6.1.0-57-amd64 SMP preempt mod_unload\0rest"
@@ -97,12 +98,18 @@ def test_a_module_without_a_field_says_nothing() -> None:
 
 def with_files(manifest: NodeManifest, **changes: Entry | None) -> NodeManifest:
     files = {**manifest.files, **{f"/{name}": entry for name, entry in changes.items() if entry is not None}}
-    return manifest.model_copy(update={"files": {path: one for path, one in files.items() if changes.get(path[1:], one)}})
+    return manifest.model_copy(
+        update={"files": {path: one for path, one in files.items() if changes.get(path[1:], one)}}
+    )
 
 
 def file(content: bytes, **changes: Any) -> Entry:
     values = {"kind": "file", "mode": "0644", "owner": "0:0", "size": len(content), **changes}
     return Entry(sha256=hashlib.sha256(content).hexdigest(), **values)
+
+
+def link(target: str) -> Entry:
+    return Entry(kind="symlink", mode="0777", owner="0:0", target=target)
 
 
 def test_equal_images_do_not_differ(tree: Path) -> None:
@@ -122,9 +129,9 @@ def test_equal_images_do_not_differ(tree: Path) -> None:
         (file(b"a"), file(b"a", attributes={"user.x": "00"}), "extended attributes"),
         (file(b"a"), None, "only in A"),
         (None, file(b"a"), "only in B"),
-        (Entry(kind="symlink", mode="0777", owner="0:0", target="x"), Entry(kind="symlink", mode="0777", owner="0:0", target="y"), "target"),
+        (link("x"), link("y"), "target"),
     ],
-)  # fmt: skip
+)
 def test_every_aspect_of_a_file_is_compared(tree: Path, one: Entry | None, other: Entry | None, what: str) -> None:
     base = manifest_of(tree)
     found = compare(with_files(base, changed=one), with_files(base, changed=other), {})

@@ -1,4 +1,4 @@
-"""packer's lines become events, events become stages, and what does not end in time is stopped with all its children."""
+"""packer's lines become events, events stages, and what does not end in time is stopped with all its children."""
 
 from __future__ import annotations
 
@@ -80,10 +80,8 @@ def test_arguments_are_those_of_packer_py_and_the_environment_is_ours(program: P
 
 
 def test_a_stage_that_does_not_end_stops_packer_and_its_children(program: Path, tmp_path: Path) -> None:
-    becomes(
-        program,
-        f'echo "1,qemu.node,ui,say,Waiting for SSH to become available..."\nsleep 300 & echo $! > {tmp_path}/child\nwait',
-    )
+    waiting = 'echo "1,qemu.node,ui,say,Waiting for SSH to become available..."'
+    becomes(program, f"{waiting}\nsleep 300 & echo $! > {tmp_path}/child\nwait")
     started = time.monotonic()
     with pytest.raises(MyriadError, match=r"qemu.node: hangs in stage ssh \(2 s\): no ssh answered") as caught:
         packer.build(
