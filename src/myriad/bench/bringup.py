@@ -31,7 +31,7 @@ from myriad.lab.up import Bringup
 from myriad.stack.settings import read_settings
 
 #: Plays of site.yml that make what the floor does not have.
-BEYOND = ("queues", "cluster", "ready", "record")
+BEYOND = ("look at the cluster", "system", "cluster", "ready", "record")
 #: How many tasks of each run are named.
 SLOWEST = 12
 #: Runs on the converged nodes, by name: their flags.
