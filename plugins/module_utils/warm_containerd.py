@@ -1,4 +1,4 @@
-"""Images in a containerd that serves Kubernetes: what it has, pulls that are watched, pins, and a proof by starting one.
+"""Images in a containerd that serves Kubernetes: what it has, pulls that are watched, pins, a proof by starting one.
 
 Pulled with `ctr` into the namespace k8s.io: of the ways into the store that CRI reads, it is the one that can name the
 registry and put the pin on the image in the moment in which it appears. What counts afterwards is what CRI says.
@@ -126,7 +126,8 @@ class Containerd:
     @property
     def snapshotter(self):
         return self.setting(
-            r"\[plugins\.['\"]io\.containerd\.(?:cri\.v1\.images|grpc\.v1\.cri)['\"](?:\.containerd)?\][^\[]*?snapshotter = ['\"]([^'\"]+)",
+            r"\[plugins\.['\"]io\.containerd\.(?:cri\.v1\.images|grpc\.v1\.cri)['\"](?:\.containerd)?\]"
+            r"[^\[]*?snapshotter = ['\"]([^'\"]+)",
             "overlayfs",
         )
 

@@ -114,8 +114,9 @@ def amount(text, whole):
         ValueError: it is neither.
     """
     text = str(text).strip()
-    if text.endswith("%"):
-        return int(float(text[:-1]) / 100 * whole)
+    share = re.match(r"^([0-9]+(?:\.[0-9]+)?)%$", text)
+    if share:
+        return int(float(share.group(1)) / 100 * whole)
     match = _QUANTITY.match(text)
     if not match:
         raise ValueError(f"{text!r} is no threshold; the kubelet takes a share such as 15% or a quantity such as 10Gi")

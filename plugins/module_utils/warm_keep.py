@@ -62,7 +62,7 @@ class Locked:
 
     def __enter__(self):
         os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
-        self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held as long as the lock
+        self._stream = open(self.path, "a", encoding="utf-8")
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | (0 if self.wait else fcntl.LOCK_NB))
         except OSError:
