@@ -129,7 +129,7 @@ class Engine:
         return {"pinned": kept, "digests": digests, "id": body.get("Id", ""), "chain": ""}
 
     def pull(self, reference, endpoint, folder, layers, progress, parallel=0):
-        """Pull by digest, watched by what the disk gains. The registry is the one in the reference (see `reference`)."""
+        """Pull by digest, watched by what the disk gains. The registry is that of the reference (see `reference`)."""
         del layers, parallel
         options = ["--tls-verify=false"] if self.name == "podman" and endpoint.startswith("http://") else []
         used = Disk.at(self.root).free

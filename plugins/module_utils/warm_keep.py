@@ -88,7 +88,7 @@ def _run(*command):
 
 
 def look(state, change):
-    """Compare with the runtime; returns lines about what differs. With `change` pins come back and `state` is updated."""
+    """What differs from the runtime, as lines. With `change` pins come back and `state` is updated."""
     if not state["images"]:
         return []
     if state.get("runtime", "containerd") == "containerd":

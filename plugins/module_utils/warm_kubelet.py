@@ -95,8 +95,8 @@ def audit(kubelet, *, kubelet_version="", containerd_version="", pinned=True):
     least = kubelet.get("imageMinimumGCAge", "2m")
     oldest = kubelet.get("imageMaximumGCAge", "0s")
     rule = (
-        f"the kubelet deletes unused images that are not pinned, the longest unused first, once the disk is {high} % full, "
-        f"down to {low} % (imageGCHighThresholdPercent, imageGCLowThresholdPercent; none younger than {least})"
+        "the kubelet deletes unused images that are not pinned, the longest unused first, once the disk is "
+        f"{high} % full, down to {low} % (imageGCHighThresholdPercent, imageGCLowThresholdPercent; none younger than {least})"
     )
     sentences = []
     kept = True
@@ -119,7 +119,8 @@ def audit(kubelet, *, kubelet_version="", containerd_version="", pinned=True):
         least_good = ".".join(str(part) for part in floor or CONTAINERD_PINS[(1, 6)])
         sentences.insert(
             0,
-            f"containerd {containerd_version} loses the pin of an image that was labelled from outside; {least_good} keeps it",
+            f"containerd {containerd_version} loses the pin of an image that was labelled from outside; "
+            f"{least_good} keeps it",
         )
     agent = version(kubelet_version)
     if agent and agent[:2] < KUBELET_PINS_PATCHED:
@@ -129,11 +130,13 @@ def audit(kubelet, *, kubelet_version="", containerd_version="", pinned=True):
         kept = None if kept else kept
         sentences.insert(
             0,
-            f"kubelet {kubelet_version}: only later patch releases of this minor spare pinned images (kubernetes#119986); 1.29 does",
+            f"kubelet {kubelet_version}: only later patch releases of this minor spare pinned images "
+            "(kubernetes#119986); 1.29 does",
         )
     if isinstance(high, int) and isinstance(low, int) and low >= high:
         sentences.append(
-            f"imageGCLowThresholdPercent {low} is not below imageGCHighThresholdPercent {high}: the kubelet refuses to start"
+            f"imageGCLowThresholdPercent {low} is not below imageGCHighThresholdPercent {high}: "
+            "the kubelet refuses to start"
         )
     return {"kept": kept, "sentences": sentences}
 

@@ -54,14 +54,14 @@ class Progress:
 
 # What a pull that failed was about. The first that matches.
 CAUSES = (
-    ("runtime", r"connect: no such file|connect: connection refused.*containerd\.sock|transport is closing|error reading from server: EOF"
-     r"|connection error: desc|c\.sock|containerd\.sock.*(refused|no such)|server is not responding|Cannot connect to the Docker daemon"),
+    ("runtime", r"containerd\.sock|c\.sock|transport is closing|error reading from server: EOF|connection error: desc"
+                r"|server is not responding|Cannot connect to the Docker daemon"),
     ("disk", r"no space left on device|disk quota exceeded"),
     ("content", r"unexpected (commit )?digest|digest mismatch|failed size validation|checksum|wrong diff id"),
     ("missing", r"not found|manifest unknown|name unknown|404"),
     ("login", r"401|403|unauthorized|authentication required|denied"),
-    ("registry", r"refused|no such host|i/o timeout|timeout|TLS|x509|certificate|EOF|reset by peer|5\d\d|429|too many requests"
-     r"|unreachable|failed to do request|failed to resolve"),
+    ("registry", r"refused|no such host|i/o timeout|timeout|TLS|x509|certificate|EOF|reset by peer|5\d\d|429"
+                 r"|too many requests|unreachable|failed to do request|failed to resolve"),
 )  # fmt: skip
 WORDS = {
     "runtime": "the container runtime went away in mid-pull",

@@ -46,7 +46,8 @@ class TestAdmission:
         assert not found.allowed
         assert found.sentence == (
             "pytorch is refused before any byte: it needs 45.0 GB free on /var/lib/containerd: "
-            "4.0 GB to fetch (of 4.0 GB), 11.0 GB unpacked, 30.0 GB that the kubelet keeps free (evictionHard imagefs.available 15% of 200 GB). "
+            "4.0 GB to fetch (of 4.0 GB), 11.0 GB unpacked, 30.0 GB that the kubelet keeps free "
+            "(evictionHard imagefs.available 15% of 200 GB). "
             "38.0 GB are free, 7.0 GB too few. Delete images there that nobody needs (`crictl images` lists them), "
             "or enlarge it."
         )
