@@ -43,6 +43,8 @@ class ActionModule(ActionBase):
                 if result["stop"]:
                     _append(args.get("journal"), {"stop": result["stop"]})
                     self._display.display(result["stop"], color="red")
+            elif state == "signed":
+                result.update(_signed(args))
             else:
                 result.update(self._on_node(args, state, task_vars))
         except failure as error:
@@ -148,6 +150,22 @@ def _planned(given: Mapping[str, Any]) -> dict[str, Any]:
     from myriad.prewarm.rollout import plan_rollout
 
     return plan_rollout(given.get("looks") or {}, Limits.read(given.get("limits")), seed=str(given.get("seed") or ""))
+
+
+def _signed(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Every image was signed with the key: asked of the nearest registry, of which manifests alone are read."""
+    from myriad.images.signing import verify
+
+    key = Path(str((args.get("plan") or {}).get("key") or "")).expanduser()
+    registries = [dict(one) for one in args.get("registries") or []]
+    if not registries:
+        raise AnsibleActionFail("no registry is named that could be asked for signatures")
+    names = []
+    for image in args.get("images") or []:
+        repository = str(image["ref"]).split("/", 1)[1]
+        verify(f"{str(registries[0]['url']).rstrip('/')}/{repository}@{image['digest']}", key)
+        names.append(f"{repository}@{image['digest']}")
+    return {"changed": False, "signed": names}
 
 
 def _judged(given: Mapping[str, Any]) -> dict[str, Any]:

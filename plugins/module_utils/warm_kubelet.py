@@ -96,7 +96,8 @@ def audit(kubelet, *, kubelet_version="", containerd_version="", pinned=True):
     oldest = kubelet.get("imageMaximumGCAge", "0s")
     rule = (
         "the kubelet deletes unused images that are not pinned, the longest unused first, once the disk is "
-        f"{high} % full, down to {low} % (imageGCHighThresholdPercent, imageGCLowThresholdPercent; none younger than {least})"
+        f"{high} % full, down to {low} % (imageGCHighThresholdPercent, imageGCLowThresholdPercent; none younger than "
+        f"{least})"
     )
     sentences = []
     kept = True

@@ -13,12 +13,13 @@ description:
     it, it is taken up again, and what was fetched is not fetched again.
   - An image counts as warm when the runtime reports it with its digest and as pinned, and when a container starts from it.
   - What is warm is written to C(warm.json) in I(folder); the node agent makes the Node's labels of it.
-  - With C(state=planned) and C(state=judged) the action plugin plans waves and decides on the controller whether the next one begins.
+  - With C(state=planned) and C(state=judged) the action plugin plans waves and decides on the controller whether the next one begins. With
+    C(state=signed) it checks that every image was signed with a key.
 options:
   state:
-    description: C(check) looks and changes nothing. C(planned) and C(judged) are done on the controller.
+    description: C(check) looks and changes nothing. C(planned), C(judged) and C(signed) are done on the controller.
     type: str
-    choices: [present, check, planned, judged]
+    choices: [present, check, planned, judged, signed]
     default: present
   images:
     description: The images, in the order in which they are fetched.
@@ -127,7 +128,7 @@ options:
     description: File on the controller that gets a line for every node as soon as it is done.
     type: path
   plan:
-    description: With C(state=planned), nodes, limits and what was found on each; with C(state=judged), the plan and what came of it.
+    description: With C(state=planned), nodes, limits and what was found on each; with C(state=judged), the plan and what came of it; with C(state=signed), the C(key).
     type: dict
     default: {}
 extends_documentation_fragment: [myriad.gpu.state]
@@ -175,7 +176,7 @@ from ansible_collections.myriad.gpu.plugins.module_utils.warm_engine import Engi
 
 ARGUMENTS = dict(
     STATE_OPTIONS,
-    state={"type": "str", "choices": ["present", "check", "planned", "judged"], "default": "present"},
+    state={"type": "str", "choices": ["present", "check", "planned", "judged", "signed"], "default": "present"},
     images={
         "type": "list",
         "elements": "dict",
@@ -255,7 +256,7 @@ def main():
     def fail(text, **more):
         module.fail_json(msg=text, exception=None, invocation={"module_args": slim}, **more)
 
-    if params["state"] in ("planned", "judged"):
+    if params["state"] in ("planned", "judged", "signed"):
         fail(
             f"state: {params['state']} is done by the action plugin on the controller; use the full name myriad.gpu.image_prewarm"
         )
