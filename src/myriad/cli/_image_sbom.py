@@ -61,9 +61,12 @@ def add(app: typer.Typer) -> None:
                 "documents are attached to a layout on disk, and pushed with it", param_hint="LAYOUT"
             )
         with subjects.opened(target, ref=ref) as image:
-            folder = subjects.folder_of(definition, image, images)
+            found = subjects.found_of(definition, image, images)
             digest = image.digest
-        attached = attach_documents(Path(target), folder, ref=digest)
+        folder = found.folder if found is not None else None
+        attached = attach_documents(
+            Path(target), folder, definition=found.definition if found is not None else None, ref=digest
+        )
         if as_json:
             emit_json({"image": digest, "attached": attached, "provenance_from": str(folder) if folder else None})
             return

@@ -41,8 +41,8 @@ def add(app: typer.Typer) -> None:
                 hint="--database FOLDER with records in OSV format (as osv.dev has them), or --command with a scanner",
             )
         with subjects.opened(target, ref=ref, ca=ca) as image:
-            folder = subjects.folder_of(definition, image, images)
-            rules = load_rules(folder) if folder is not None else ProofRules()
+            known = subjects.found_of(definition, image, images)
+            rules = load_rules(known.folder) if known is not None else ProofRules()
             tree, packages = inventory(image)
             document = sbom.build(image, tree, packages, "cyclonedx", version=myriad_version())
             name, digest = image.name, image.digest

@@ -13,8 +13,8 @@ import typer
 
 from myriad.cli.output import err_console
 from myriad.errors import InputError
-from myriad.fleet.names import did_you_mean
-from myriad.images.definition import runtime_folders
+from myriad.images.definition import load_definition, runtime_folders
+from myriad.images.find import Found, find_image
 from myriad.images.proof_definitions import repo_of
 from myriad.images.proof_layout import LayoutImage, open_image
 from myriad.images.proof_pull import pull_layout
@@ -57,27 +57,21 @@ def opened(target: str, *, ref: str = "", ca: Path | None = None) -> Iterator[La
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def folder_of(given: str | None, image: LayoutImage, images: Path) -> Path | None:
-    """The folder of an image's definition: the given one, else the one whose `repo` the image has.
+def found_of(given: str | None, image: LayoutImage, images: Path) -> Found | None:
+    """The definition of an image: of the given name, else the one whose `repo` the image has; None without one.
 
     Raises:
-        InputError: the given one does not exist.
+        InputError: the given one does not exist, or it is wrong.
     """
     if given is not None:
-        for folder in (Path(given), images / given, Path(given).parent):
-            if (folder / "image.yml").is_file():
-                return folder
-        known = [one.name for one in runtime_folders(images)] if images.is_dir() else []
-        raise InputError(
-            f'there is no image.yml for "{given}"{did_you_mean(given, known)}',
-            where=str(images),
-            hint="--definition images/NAME",
-        )
+        return find_image(given.removesuffix("/image.yml"), images)
     if not images.is_dir():
         return None
-    repo = image.ref.partition("@")[0].rpartition(":")[0] if ":" in image.ref.rpartition("/")[2] else image.ref
+    plain = image.ref.partition("@")[0]
+    repo, _, _tag = plain.rpartition(":") if ":" in plain.rpartition("/")[2] else (plain, "", "")
     for folder in runtime_folders(images):
-        if repo and (repo == repo_of(folder) or repo.endswith(f"/{repo_of(folder)}")):
+        own = repo_of(folder)
+        if own and (repo == own or repo.endswith(f"/{own}")):
             err_console.print(f"held against {folder}/image.yml", markup=False)
-            return folder
+            return Found(folder.name, folder, load_definition(folder))
     return None

@@ -46,8 +46,10 @@ def add(app: typer.Typer) -> None:
         if gpu not in GPU_CHOICES:
             raise typer.BadParameter(f"{gpu!r} is none of {', '.join(GPU_CHOICES)}", param_hint="--gpu")
         with subjects.opened(target, ref=ref, ca=ca) as image:
-            folder = subjects.folder_of(definition, image, images)
-            declared, rules, own = declared_of(folder) if folder is not None else (None, ProofRules(), None)
+            found = subjects.found_of(definition, image, images)
+            declared, rules, own = (
+                declared_of(found.folder, found.definition) if found is not None else (None, ProofRules(), None)
+            )
             with _bar(as_json) as progress:
                 subject = look(image, declared, progress=progress)
             more = run_image(subject, smoke=own.smoke if own is not None else (), gpu=gpu) if run else ()

@@ -135,16 +135,22 @@ def prove(subject: Subject, rules: ProofRules | None = None, *, today: date, mor
     return Report(subject, apply_rules(outcomes, rules or ProofRules(), today))
 
 
-def declared_of(folder: Path) -> tuple[Declared, ProofRules, ImageDefinition]:
+def declared_of(
+    folder: Path, definition: ImageDefinition | None = None
+) -> tuple[Declared, ProofRules, ImageDefinition]:
     """What the folder of an image says: image.yml, the lock of its wheels, proof.yml.
+
+    Args:
+        folder: the folder.
+        definition: a variant of its matrix; by default image.yml.
 
     Raises:
         InputError: one of them is wrong or missing.
     """
-    definition = load_definition(folder)
+    definition = definition or load_definition(folder)
     rules = load_rules(folder)
     where = f"{folder}/image.yml"
-    facts = image_facts(definition, folder.name)
+    facts = image_facts(definition, folder.name, python=definition.python_version)
     locked, wanted, lock_where = _locks(folder, definition, (folder,))
     return (
         Declared(

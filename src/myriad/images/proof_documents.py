@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from myriad.images import provenance, sbom
-from myriad.images.definition import load_definition
+from myriad.images.definition import ImageDefinition, load_definition
 from myriad.images.proof_layout import LayoutImage, open_image
 from myriad.images.proof_packages import Packages, read_packages
 from myriad.images.proof_tree import ImageTree, read_tree
@@ -26,12 +26,15 @@ def inventory(image: LayoutImage) -> tuple[ImageTree, Packages]:
     return tree, read_packages(tree)
 
 
-def attach_documents(layout: Path, folder: Path | None = None, *, ref: str = "") -> dict[str, str]:
+def attach_documents(
+    layout: Path, folder: Path | None = None, *, definition: ImageDefinition | None = None, ref: str = ""
+) -> dict[str, str]:
     """Attach the documents to an image of a layout by digest; the same image again changes nothing.
 
     Args:
         layout: the layout's folder.
         folder: of the image.yml that it was built from; without it there is no provenance.
+        definition: a variant of the folder's matrix; by default image.yml.
         ref: which image, where the layout holds several.
 
     Returns:
@@ -50,6 +53,6 @@ def attach_documents(layout: Path, folder: Path | None = None, *, ref: str = "")
     }
     if folder is not None:
         found[provenance.MEDIA_TYPE] = provenance.attach_statement(
-            image, folder, load_definition(folder), packages, version=version
+            image, folder, definition or load_definition(folder), packages, version=version
         )
     return found

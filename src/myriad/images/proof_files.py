@@ -217,12 +217,12 @@ def _against_lock(
                 f"{one.label} is installed, {where} has {' or '.join(sorted(versions[one.name]))}",
                 "build the image again, or lock again",
             )
-        elif one.sha256 and not set(one.sha256) & set(locked[one.name, one.version]):
+        elif one.sha256 and one.sha256 not in locked[one.name, one.version]:
             allowed = ", ".join(f"{value[:12]}..." for value in locked[one.name, one.version]) or "none"
             yield Finding(
                 "wheels",
                 one.label,
-                f"{one.label} was installed from a file with sha256 {one.sha256[0][:12]}..., {where} allows {allowed}",
+                f"{one.label} was installed from a file with sha256 {one.sha256[:12]}..., {where} allows {allowed}",
                 "somebody changed the lock or the file: find out which before building again",
             )
     installed = {one.name for one in packages}

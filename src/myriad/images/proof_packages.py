@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Package:
         size: bytes of its files, unpacked.
         architecture: Debian's.
         source: Debian's source package.
-        sha256: of the wheel's file by the image's wheels.lock, several where the lock allows several.
+        sha256: of the wheel's file that it was installed from, by its provenance_url.json (PEP 710); empty without.
     """
 
     kind: Kind
@@ -57,7 +58,7 @@ class Package:
     size: int = 0
     architecture: str = ""
     source: str = ""
-    sha256: tuple[str, ...] = ()
+    sha256: str = ""
 
     @property
     def label(self) -> str:
@@ -120,17 +121,14 @@ def read_packages(tree: ImageTree) -> Packages:
 
 
 def _python(tree: ImageTree) -> Iterator[Package]:
-    hashes = locked_hashes(tree.text("opt/myriad/wheels.lock"))
     for file in tree.matching("*.dist-info/METADATA"):
-        yield _distribution(tree, file.path, dirname(file.path), hashes)
+        yield _distribution(tree, file.path, dirname(file.path))
     for file in tree.matching("*.egg-info*"):
         if file.kind == "file" and file.path.endswith((".egg-info", ".egg-info/PKG-INFO")):
-            yield _distribution(tree, file.path, file.path.removesuffix("/PKG-INFO"), hashes)
+            yield _distribution(tree, file.path, file.path.removesuffix("/PKG-INFO"))
 
 
-def _distribution(
-    tree: ImageTree, metadata: str, where: str, hashes: dict[tuple[str, str], tuple[str, ...]]
-) -> Package:
+def _distribution(tree: ImageTree, metadata: str, where: str) -> Package:
     head = HeaderParser().parsestr(tree.text(metadata).partition("\n\n")[0])
     name, version = normalised(str(head.get("Name") or "")), str(head.get("Version") or "")
     record = tree.text(f"{where}/RECORD")
@@ -148,8 +146,17 @@ def _distribution(
         homepage=_homepage(head.get("Home-page"), head.get_all("Project-URL") or []),
         requires=tuple(sorted(requires)),
         recorded=tuple(_record(record, dirname(where))) if record else None,
-        sha256=hashes.get((name, version), ()),
+        sha256=_installed_from(tree.text(f"{where}/provenance_url.json")),
     )
+
+
+def _installed_from(text: str) -> str:
+    """The sha256 of the file that a package was installed from."""
+    try:
+        value = json.loads(text or "{}")["archive_info"]["hashes"]["sha256"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return value if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) else ""
 
 
 def _licence(expression: str | None, text: str | None, classifiers: list[str]) -> str:

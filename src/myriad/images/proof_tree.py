@@ -35,7 +35,7 @@ _KEPT = (
     "*/torch/version.py",
     "etc/ld.so.*", "usr/lib/os-release", "etc/os-release", "etc/debian_version",
     "var/lib/dpkg/status", "var/lib/dpkg/status.d/*", "var/lib/dpkg/info/*.list",
-    "opt/myriad/wheels.lock",
+    "*.dist-info/provenance_url.json",
 )  # fmt: skip
 
 

@@ -85,12 +85,11 @@ def _inputs(
     elif image.layers:
         base = definition.base.name if isinstance(definition.base, OwnBase) else definition.base
         rows.append({"uri": f"base:{base}", "digest": {"sha256": image.layers[0].digest.removeprefix("sha256:")}})
-    for one in packages.python:
-        # A lock that allows several files names each: one of them was taken.
-        rows += [
-            {"uri": f"pkg:pypi/{one.name}@{quote(one.version, safe='')}", "digest": {"sha256": value}}
-            for value in one.sha256
-        ]
+    rows += [
+        {"uri": f"pkg:pypi/{one.name}@{quote(one.version, safe='')}", "digest": {"sha256": one.sha256}}
+        for one in packages.python
+        if one.sha256
+    ]
     return sorted(rows, key=lambda row: (row["uri"], row["digest"]["sha256"]))
 
 

@@ -111,11 +111,8 @@ def _component(ref: str, package: Package, distro: tuple[str, str]) -> Json:
     }
     if package.licence:
         found["licenses"] = _cyclonedx_licence(package.licence)
-    if len(package.sha256) == 1:
-        found["hashes"] = [{"alg": "SHA-256", "content": package.sha256[0]}]
-    elif package.sha256:
-        # The lock allows files for several platforms; which one was taken is not known here.
-        found["properties"] += [{"name": "myriad:locked-sha256", "value": one} for one in package.sha256]
+    if package.sha256:
+        found["hashes"] = [{"alg": "SHA-256", "content": package.sha256}]
     if package.homepage:
         found["externalReferences"] = [{"type": "website", "url": _url(package.homepage)}]
     if package.source and package.source != package.name:
@@ -204,8 +201,8 @@ def _spdx_package(ref: str, package: Package, distro: tuple[str, str], extracted
     }
     if package.homepage:
         found["homepage"] = _url(package.homepage)
-    if len(package.sha256) == 1:
-        found["checksums"] = [{"algorithm": "SHA256", "checksumValue": package.sha256[0]}]
+    if package.sha256:
+        found["checksums"] = [{"algorithm": "SHA256", "checksumValue": package.sha256}]
     if package.source and package.source != package.name:
         found["sourceInfo"] = f"built from the Debian source package {package.source}"
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,11 +89,21 @@ def wheel(
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nLicense-Expression: {licence}\n"
     metadata += "".join(f"Requires-Dist: {one}\n" for one in requires)
-    held = {**(files or {}), f"{info}/METADATA": f"{metadata}\n{name} is a package.\n".encode()}
+    origin = {"archive_info": {"hashes": {"sha256": file_hash(name)}}, "url": f"{name}-{version}-py3-none-any.whl"}
+    held = {
+        **(files or {}),
+        f"{info}/METADATA": f"{metadata}\n{name} is a package.\n".encode(),
+        f"{info}/provenance_url.json": json.dumps(origin).encode(),
+    }
     if record:
         rows = [f"{path},sha256={record_hash(data)},{len(data)}" for path, data in sorted(held.items())]
         held[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]).encode() + b"\n"
     return {f"{site}/{path}": data for path, data in held.items()}
+
+
+def file_hash(name: str) -> str:
+    """The sha256 of the file that a wheel of these tests was installed from."""
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def record_hash(data: bytes) -> str:
@@ -211,7 +222,7 @@ pins: {python: "3.11", torch: "2.12.1", cuda: "13.0", cudnn: "9.20.0.48", nccl: 
 budget_mb: 1
 """
 HASHES = {
-    name: hashlib.sha256(name.encode()).hexdigest()
+    name: file_hash(name)
     for name in ("torch", "nvidia-cuda-runtime", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "numpy")
 }
 VERSIONS = {

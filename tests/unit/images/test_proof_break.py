@@ -50,9 +50,8 @@ def proven(
     return prove(look(image, declared), rules, today=today)
 
 
-def wheels(changed: dict[str, bytes] | None = None, without: str = "-") -> dict[str, bytes]:
-    held = {**small.pytorch(), "opt/myriad/wheels.lock": small.lock().encode(), **(changed or {})}
-    return {path: data for path, data in held.items() if without not in path or without == "-"}
+def wheels(changed: dict[str, bytes] | None = None) -> dict[str, bytes]:
+    return {**small.pytorch(), **(changed or {})}
 
 
 def only(report: Report, *rules: str) -> list[Finding]:
@@ -76,7 +75,9 @@ def test_a_good_image_is_proven(tmp_path: Path) -> None:
 
 def test_1_a_wheel_of_another_cuda(tmp_path: Path) -> None:
     other = small.wheel("flash-attn", "2.8.0+cu126", {"flash_attn/__init__.py": b""})
-    locked = small.lock({**small.HASHES, "flash-attn": "0" * 64}, {**small.VERSIONS, "flash-attn": "2.8.0+cu126"})
+    locked = small.lock(
+        {**small.HASHES, "flash-attn": small.file_hash("flash-attn")}, {**small.VERSIONS, "flash-attn": "2.8.0+cu126"}
+    )
     (two, one) = only(proven(tmp_path, small.system(), wheels(other), locked=locked), "cuda")
     assert two.what.startswith("CUDA 12 (flash-attn 2.8.0+cu126) and CUDA 13 (")
     assert one.what.startswith("flash-attn 2.8.0+cu126 is for CUDA 12.6, ") and one.what.endswith("says CUDA 13.0")
@@ -93,7 +94,8 @@ def test_1_a_cu12_wheel_beside_cu13(tmp_path: Path) -> None:
         "nvidia-cublas-cu12", "12.8.4.1", {"nvidia/cublas/lib/libcublas.so.12": small.library("libcublas.so.12")}
     )
     locked = small.lock(
-        {**small.HASHES, "nvidia-cublas-cu12": "0" * 64}, {**small.VERSIONS, "nvidia-cublas-cu12": "12.8.4.1"}
+        {**small.HASHES, "nvidia-cublas-cu12": small.file_hash("nvidia-cublas-cu12")},
+        {**small.VERSIONS, "nvidia-cublas-cu12": "12.8.4.1"},
     )
     found = only(proven(tmp_path, small.system(), wheels(old), locked=locked), "cuda", "one-copy")
     assert any(one.what.startswith("CUDA 12 (nvidia-cublas-cu12 12.8.4.1") for one in found)
@@ -229,7 +231,9 @@ def test_4_an_architecture_is_missing(tmp_path: Path) -> None:
     extension = small.wheel(
         "flash-attn", "2.8.0", {"flash_attn_cuda.so": small.library("f.so", code=("sm_80", "compute_80"))}
     )
-    locked = small.lock({**small.HASHES, "flash-attn": "0" * 64}, {**small.VERSIONS, "flash-attn": "2.8.0"})
+    locked = small.lock(
+        {**small.HASHES, "flash-attn": small.file_hash("flash-attn")}, {**small.VERSIONS, "flash-attn": "2.8.0"}
+    )
     assert proven(tmp_path / "ptx", small.system(), wheels(extension), locked=locked).ok, "PTX reaches newer cards"
     extension = small.wheel("flash-attn", "2.8.0", {"flash_attn_cuda.so": small.library("f.so", code=("sm_80",))})
     (told,) = only(proven(tmp_path / "ext", small.system(), wheels(extension), locked=locked), "archs")

@@ -19,7 +19,7 @@ FILES = "files: [{from: run.py, to: /opt/run.py}]\n"
 
 
 def built(tmp_path: Path) -> tuple[LayoutImage, Path]:
-    wheels = {**small.pytorch(), "opt/myriad/wheels.lock": small.lock().encode()}
+    wheels = small.pytorch()
     folder = small.definition(tmp_path, small.IMAGE_YML)
     (folder / "run.py").write_text("print('hello')\n")
     (folder / "image.yml").write_text(small.IMAGE_YML + FILES)

@@ -23,7 +23,7 @@ from tests.unit.images import proof_images as small
 
 
 def image(tmp_path: Path, *more: dict[str, bytes]) -> LayoutImage:
-    wheels = {**small.pytorch(), "opt/myriad/wheels.lock": small.lock().encode()}
+    wheels = small.pytorch()
     return small.layout(tmp_path, small.system(), wheels, *more)
 
 
