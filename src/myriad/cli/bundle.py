@@ -314,6 +314,9 @@ def push(
     directory: Annotated[Path, typer.Argument(help="The bundle's directory.")],
     registry: Annotated[str, typer.Argument(help="The registry, host:port or a URL.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False,
+    ca: Annotated[Path | None, typer.Option("--ca", help="Certificates that vouch for it, in PEM.")] = None,
+    user: Annotated[str, typer.Option("--user", help="Who publishes, where the registry knows users.")] = "publisher",
+    password_file: Annotated[Path | None, typer.Option("--password-file", help="File with the password.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fill a site's registry from a bundle; only what it lacks is sent."""
@@ -322,7 +325,14 @@ def push(
         if not as_json:
             console.print(f"sent {name} ({size / 1e6:.1f} MB)", markup=False)
 
-    result = push_bundle(directory, registry, dry_run=dry_run, on_sent=report)
+    result = push_bundle(
+        directory,
+        registry,
+        dry_run=dry_run,
+        on_sent=report,
+        ca=_text(ca),
+        credentials=(user, _text(password_file).strip()) if password_file is not None else None,
+    )
     if as_json:
         emit_json(asdict(result))
         return
@@ -331,6 +341,16 @@ def push(
         f"{registry}: {len(result.sent)} {verb} ({result.sent_bytes / 1e6:.1f} MB), {result.present} were there",
         markup=False,
     )
+
+
+def _text(path: Path | None) -> str:
+    """The text of a file; empty for none. Raises InputError."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path)) from error
 
 
 @contextmanager
