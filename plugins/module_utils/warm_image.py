@@ -41,6 +41,9 @@ class Warming:
 
     def run(self):
         """Look at all, then warm what is cold. Returns a result for each image, in order."""
+        if self.check and self.params["state"] == "present" and not self.runtime.answers():
+            # A prediction: the runtime itself is only predicted.
+            return [self._predicted(image) for image in self.params["images"]]
         self.before = self._looked()
         results = []
         for image in self.params["images"]:
@@ -66,17 +69,24 @@ class Warming:
             )
         return self.runtime.images()
 
+    def _predicted(self, image):
+        self.changed.append(f"image {image['ref']}@{image['digest']} {COLD}")
+        return dict(self._blank(image), outcome=COLD, sentence=f"{self.runtime.name} does not run here yet")
+
+    def _blank(self, image):
+        return {
+            "ref": image["ref"], "digest": image["digest"], "hash": warm_keep.short(image["digest"]), "outcome": WARM,
+            "cause": "", "sentence": "", "warnings": [], "fetched_bytes": 0, "unpacked_bytes": 0, "resumed": 0,
+            "registry": "", "needs_bytes": 0, "seconds": 0.0,
+        }  # fmt: skip
+
     # One image
 
     def _one(self, image):
         name = f"{image['ref']}@{image['digest']}"
         known = self.state["images"].get(image["digest"], {})
         reference = known.get("ref") or self.runtime.reference(name, self.params["registry"])
-        result = {
-            "ref": image["ref"], "digest": image["digest"], "hash": warm_keep.short(image["digest"]), "outcome": WARM,
-            "cause": "", "sentence": "", "warnings": [], "fetched_bytes": 0, "unpacked_bytes": 0, "resumed": 0,
-            "registry": "", "needs_bytes": 0,
-        }  # fmt: skip
+        result = self._blank(image)
         found = self.before.get(reference)
         if found is None:
             reference = self.runtime.reference(name, self.params["registry"])

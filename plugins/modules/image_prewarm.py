@@ -282,7 +282,9 @@ def main():
         if not check and params["role"]:
             record = Record(below(params["root"], params["state_dir"]), params["role"], params["run_id"])
             for image in params["images"] if params["runtime"] == "containerd" else ():
-                record.put("images", {"ref": f"{image['ref']}@{image['digest']}", "digest": image["digest"]})
+                names = [f"{image['ref']}:{tag}" for tag in image["tags"]] or [f"{image['ref']}@{image['digest']}"]
+                for name in names:
+                    record.put("images", {"ref": name, "digest": image["digest"]})
             record.put("data", {"path": params["folder"]})
             record.put("checks", {"name": "warm images", "command": CHECK})
             record.save()

@@ -93,6 +93,7 @@ def text(outcomes: Sequence[NodeOutcome], lines: Sequence[Mapping[str, Any]], li
     if len(bad_nodes) > _SHOWN:
         rows.append(f"and {len(bad_nodes) - _SHOWN} more; --json has all of them")
     rows += [f"{one.node}  {' '.join(one.tried)}" for one in outcomes if one.good and one.tried][:_SHOWN]
+    rows += _audited(outcomes)
     waiting = sum(one.outcome == WAITING for one in outcomes)
     if stop:
         rows.append(f"stopped: {stop.splitlines()[0]}")
@@ -114,3 +115,18 @@ def text(outcomes: Sequence[NodeOutcome], lines: Sequence[Mapping[str, Any]], li
             "caps count with: set myriad_images.prewarm.node_gbit to what your nodes can draw"
         )
     return rows
+
+
+def _audited(outcomes: Sequence[NodeOutcome]) -> list[str]:
+    """Nodes that may not keep what they have, by what is said of them; nodes of which the same is said stand together."""
+    doubts: dict[str, list[str]] = {}
+    for one in outcomes:
+        for image in one.details:
+            if one.good and image.get("kept") is not True and image.get("audit"):
+                doubts.setdefault(str(image["audit"][0]), []).append(one.node)
+            for warning in image.get("warnings") or []:
+                doubts.setdefault(str(warning), []).append(one.node)
+    return [
+        f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}  {said}"
+        for said, names in doubts.items()
+    ]

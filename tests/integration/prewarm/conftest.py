@@ -228,7 +228,7 @@ class Daemon:
         params = {
             "images": images, "registry": url, "folder": str(self.images), "scratch": str(self.folder),
             "start_timeout_s": 20, "stall_s": 30, "least_rate": 10_000, "parallel": 0, "kubelet_version": "",
-            "full": False, "release": False, "fetch": True,
+            "full": False, "release": False, "fetch": True, "state": "check" if check else "present",
         }  # fmt: skip
         return Warming(self.runtime(), {**params, **more}, check, kubelet)
 
