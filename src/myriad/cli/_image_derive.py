@@ -1,5 +1,5 @@
-"""`myriad image derive`: an image with a few packages more, locked, built, proven, pushed. Exit 2: a finding; nothing was
-pushed."""
+"""`myriad image derive`: an image with a few packages more, locked, built, proven, pushed. Exit 2: a finding was made,
+and nothing was pushed."""
 
 from __future__ import annotations
 

@@ -123,6 +123,11 @@ def _resolve(
     (folder / "rest.txt").write_text(
         "\n".join(one for one in pinned if one.partition("==")[0] not in named) + "\n", encoding="utf-8"
     )
+    # What it names and the base has in a fitting version is preferred: uv keeps what the output file has.
+    out = folder / "requirements.txt"
+    known = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
+    said = {line.partition("==")[0] for line in known}
+    out.write_text("\n".join([*known, *(one for one in pinned if one.partition("==")[0] not in said)]) + "\n")
     run_uv(ctx, [*command, "requirements.in", "rest.txt"], what="locking the wheels", where=where, folder=folder)
 
 

@@ -165,13 +165,21 @@ def wheels(subject: Subject) -> Outcome:
     packages = subject.packages.python
     without = [one.label for one in packages if one.recorded is None]
     if declared is not None and declared.locked is not None:
-        findings += _against_lock(packages, declared.locked, declared.wanted, declared.lock_where)
+        own = [one for one in packages if not _of_base(subject, one)]
+        findings += _against_lock(own, declared.locked, declared.wanted, declared.lock_where)
     checked = sum(len(one.recorded or ()) for one in packages)
     detail = f"{counted(len(packages), 'package')} of Python, {checked:,} files by their RECORD"
     if without:
         detail += f"; without one: {len(without)}"
     skipped = "" if declared is not None and declared.locked is not None else "no lock to hold them against"
     return Outcome("wheels", detail, tuple(findings), skipped=skipped if not findings else "")
+
+
+def _of_base(subject: Subject, package: Package) -> bool:
+    """Whether a package came with an external base, of which the image's lock says nothing."""
+    base = subject.declared.base if subject.declared is not None else ""
+    file = subject.tree.files.get(f"{package.where}/METADATA")
+    return bool(base) and file is not None and subject.image.layers[file.layer].comment == f"base {base}"
 
 
 def _changed_files(subject: Subject) -> Iterator[Finding]:
