@@ -26,6 +26,7 @@ _RATES = {
     "LARGE": "large wheel",
     "WHEELS": "small wheels",
     "LOADER": "loader",
+    "TOOLS": "gpu-check",
     "SOURCE": "application",
     "FILES": "application",
 }

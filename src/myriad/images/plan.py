@@ -28,8 +28,9 @@ class Change(IntEnum):
     LARGE = 4  # with a large wheel's release
     WHEELS = 5  # with the lock
     LOADER = 6  # with the names of libraries
-    SOURCE = 7  # with every commit to the modules that it holds
-    FILES = 8  # with the image's own folder
+    TOOLS = 7  # with gpu-check
+    SOURCE = 8  # with every commit to the modules that it holds
+    FILES = 9  # with the image's own folder
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class PlannedLayer:
 #: Where a lean image keeps wheels and Myriad's own code, relative to its root.
 SITE = "opt/myriad/site"
 SOURCE = "opt/myriad/src"
+#: The program that explains inside a pod why CUDA does not work.
+CHECK = "gpu-check"
 #: A wheel of at least this many bytes is a layer of its own: pushing it again for its neighbour's sake costs seconds.
 LARGE = 25 * MB
 #: CUDA wheels below it share a layer.
@@ -127,11 +130,20 @@ def plan_layers(
             planned.append(
                 replace(single(Change.LOADER, "loader configuration"), size=20_000, tar_size=60_000, known="estimate")
             )
+    if has_check(definition) and not any(one.change is Change.TOOLS for one in planned):
+        planned.append(single(Change.TOOLS, CHECK))
     if definition.source is not None:
         planned.append(single(Change.SOURCE, ", ".join(definition.source.modules), search_path=f"/{SOURCE}"))
     if definition.files:
         planned.append(single(Change.FILES, _listed([file.target for file in definition.files])))
     return tuple(planned)
+
+
+def has_check(definition: ImageDefinition) -> bool:
+    """Whether an image carries gpu-check: all for workloads do; those of Myriad's own modules compute nothing. It needs
+    a Python, which not every external base has."""
+    python = definition.python is not None or not isinstance(definition.base, ExternalBase)
+    return python and definition.source is None
 
 
 def wheel_layers(wheels: Sequence[Contents], *, cap: int) -> list[PlannedLayer]:

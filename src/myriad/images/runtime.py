@@ -30,7 +30,7 @@ from myriad.images.oci import (
     recompress,
     write_image,
 )
-from myriad.images.plan import Change, PlannedLayer, pin_problems, plan_layers, python_path
+from myriad.images.plan import CHECK, Change, PlannedLayer, pin_problems, plan_layers, python_path
 from myriad.images.python import Interpreter, debian_interpreter, external_interpreter, source_layer
 from myriad.images.rootfs import build_base_layer, build_packages_layer, known_base_layer, known_packages_layer
 from myriad.images.wheels import OpenWheel, Wheel
@@ -186,7 +186,10 @@ def plan_image(ctx: BuildContext, folder: Path, definition: ImageDefinition) -> 
     store = Store(ctx.store)
     with opened(ctx, [wheel for wheel in wheels if store.has(wheel.sha256)], definition) as files:
         contents = contents_of(wheels, files)
-    sizes = {Change.FILES: _file_sizes(own_files(folder, definition))}
+    sizes = {
+        Change.FILES: _file_sizes(own_files(folder, definition)),
+        Change.TOOLS: _file_sizes([check_file()]),
+    }
     if definition.source is not None:
         root = ctx.repository / "src"
         found = [(root / path).stat().st_size for path in needed_files(root, definition.source.modules)]
@@ -289,6 +292,8 @@ def _make(
             task: Callable[[], Layer] = partial(build_packages_layer, ctx, parts.root[0], definition.packages)
         elif one.change is Change.LOADER:
             task = partial(loader_layer, ctx, parts.root, [*parts.lower, *parts.files.values()])
+        elif one.change is Change.TOOLS:
+            task = partial(layer_of, ctx, CHECK, [check_file()], comment=CHECK)
         elif one.change is Change.SOURCE and definition.source is not None:
             task = partial(source_layer, ctx, python, definition.source)
         elif one.change is Change.FILES:
@@ -320,6 +325,11 @@ def own_files(folder: Path, definition: ImageDefinition) -> list[Entry]:
             raise InputError(f"files: {file.source} is missing", where=str(folder / "image.yml"))
         entries.append(file_from_path(file.target, source, mode=int(file.mode, 8)))
     return entries
+
+
+def check_file() -> Entry:
+    """gpu-check, as every image for workloads has it."""
+    return file_from_path(f"usr/local/bin/{CHECK}", Path(__file__).parent / "data" / "gpu_check.py", mode=0o755)
 
 
 def _config(

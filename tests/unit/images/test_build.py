@@ -101,6 +101,7 @@ def test_an_image_of_files_stands_on_the_base(ctx: BuildContext, tmp_path: Path)
     assert image.ref == "myriad/hello:0.1.0"
     assert [read_layer_paths(image.blobs[digest])[-1] for digest in image.layer_digests] == [
         "etc/os-release",
+        "usr/local/bin/gpu-check",
         "opt/hello.py",
     ]
     config = config_of(image)

@@ -45,7 +45,8 @@ def wheel(name: str, size: int = MB, version: str = "1.0") -> Wheel:
 @pytest.mark.parametrize(
     ("parts", "changes"),
     [
-        ((), [Change.SYSTEM]),
+        ((), [Change.SYSTEM, Change.TOOLS]),
+        (("files",), [Change.SYSTEM, Change.TOOLS, Change.FILES]),
         (
             ("files", "source", "wheels", "packages"),
             [Change.SYSTEM, Change.PACKAGES, Change.WHEELS, Change.SOURCE, Change.FILES],
@@ -84,7 +85,7 @@ def test_each_cuda_library_and_each_large_wheel_is_a_layer_and_the_small_ones_sh
         (Change.WHEELS, "3 wheels"),
     ]
     planned = plan_layers(definition(wheels={"requirements": "r", "lock": "l"}), [Contents(one) for one in wheels])
-    assert planned[-1].change is Change.LOADER
+    assert [one.change for one in planned[-2:]] == [Change.LOADER, Change.TOOLS]
 
 
 def test_another_small_wheel_changes_one_layer() -> None:
@@ -184,4 +185,8 @@ def test_many_layers_never_take_longer_than_one(sizes: list[tuple[int, int]], pa
 
 
 def test_what_is_not_known_is_named() -> None:
-    assert predict(plan_layers(definition("packages"))).unknown == ("Debian 12, Python 3.11", "packages git")
+    assert predict(plan_layers(definition("packages"))).unknown == (
+        "Debian 12, Python 3.11",
+        "packages git",
+        "gpu-check",
+    )
