@@ -23,7 +23,8 @@ def pull_layout(reference: str, root: Path, *, ca: Path | None = None, blobs: bo
     """Pull an image for linux/amd64 with everything attached to it.
 
     Args:
-        reference: `registry/repo:tag` or `registry/repo@sha256:...`.
+        reference: `registry/repo:tag` or `registry/repo@sha256:...`, with `http://` before it for a registry without
+            TLS.
         root: the layout to write.
         ca: certificate of the registry's CA.
         blobs: also the layers and documents; without them what a signature needs.
@@ -32,12 +33,13 @@ def pull_layout(reference: str, root: Path, *, ca: Path | None = None, blobs: bo
         InputError: the reference is none, or names neither tag nor digest.
         MyriadError: the registry does not answer, refuses or lacks it.
     """
-    ref = parse_ref(reference)
+    scheme, separator, plain = reference.rpartition("://")
+    ref = parse_ref(plain)
     if not ref.wanted:
         raise InputError(
             f'"{reference}" names neither a tag nor a digest', hint=f"{reference}:TAG or {reference}@sha256:..."
         )
-    with Registry(ref.host, ca=ca, credentials=stored_credentials(ref.host)) as registry:
+    with Registry(f"{scheme}{separator}{ref.host}", ca=ca, credentials=stored_credentials(ref.host)) as registry:
         manifest = registry.image_manifest(ref.repo, ref.wanted)
         layout = _empty(root)
         _write(registry, ref.repo, layout, manifest.value, layers=blobs)
