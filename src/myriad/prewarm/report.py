@@ -118,7 +118,7 @@ def text(outcomes: Sequence[NodeOutcome], lines: Sequence[Mapping[str, Any]], li
 
 
 def _audited(outcomes: Sequence[NodeOutcome]) -> list[str]:
-    """Nodes that may not keep what they have, by what is said of them; nodes of which the same is said stand together."""
+    """Nodes that may not keep what they have; those of which the same is said stand together."""
     doubts: dict[str, list[str]] = {}
     for one in outcomes:
         for image in one.details:
