@@ -156,14 +156,16 @@ def _signed(args: Mapping[str, Any]) -> dict[str, Any]:
     """Every image was signed with the key: asked of the nearest registry, of which manifests alone are read."""
     from myriad.images.signing import verify
 
-    key = Path(str((args.get("plan") or {}).get("key") or "")).expanduser()
+    plan = args.get("plan") or {}
+    key = Path(str(plan.get("key") or "")).expanduser()
+    ca = Path(str(plan["ca"])).expanduser() if plan.get("ca") else None
     registries = [dict(one) for one in args.get("registries") or []]
     if not registries:
         raise AnsibleActionFail("no registry is named that could be asked for signatures")
     names = []
     for image in args.get("images") or []:
         repository = str(image["ref"]).split("/", 1)[1]
-        verify(f"{str(registries[0]['url']).rstrip('/')}/{repository}@{image['digest']}", key)
+        verify(f"{str(registries[0]['url']).rstrip('/')}/{repository}@{image['digest']}", key, ca=ca)
         names.append(f"{repository}@{image['digest']}")
     return {"changed": False, "signed": names}
 

@@ -36,6 +36,7 @@ def prewarm_images(
     group_names: Sequence[str],
     endpoints: Sequence[str] = (),
     only: Sequence[str] | str = (),
+    ca: str = "",
 ) -> list[dict[str, Any]]:
     """Images that a node has warm, as the module takes them."""
     names = [name for name in only.split(",") if name] if isinstance(only, str) else list(only)
@@ -48,6 +49,7 @@ def prewarm_images(
             bundle=Path(bundle).expanduser(),
             endpoints=endpoints,
             only=names,
+            ca=Path(ca).expanduser() if ca else None,
         )
     except MyriadError as error:
         raise AnsibleFilterError(str(error)) from error

@@ -141,7 +141,7 @@ def _read(path: Path) -> dict[str, int]:
     return {str(name): int(size) for name, size in found.items()} if isinstance(found, dict) else {}
 
 
-def in_registry(url: str, repo: str, digest: str) -> list[Json]:
+def in_registry(url: str, repo: str, digest: str, *, ca: Path | None = None) -> list[Json]:
     """Layers of an image that only a registry has, by digest; their unpacked sizes are estimated.
 
     Raises:
@@ -149,7 +149,7 @@ def in_registry(url: str, repo: str, digest: str) -> list[Json]:
     """
     from myriad.images.registry import Registry
 
-    with Registry(url) as registry:
+    with Registry(url, ca=ca) as registry:
         manifest = registry.image_manifest(repo, digest)
         config = b"".join(registry.blob(repo, manifest.value["config"]["digest"]))
         return layers_of(manifest.body, config, {})

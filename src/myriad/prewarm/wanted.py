@@ -23,6 +23,7 @@ def wanted(
     bundle: Path,
     endpoints: Sequence[str] = (),
     only: Sequence[str] = (),
+    ca: Path | None = None,
 ) -> list[Json]:
     """Images that one node has warm, as the module image_prewarm takes them.
 
@@ -35,6 +36,7 @@ def wanted(
         bundle: the bundle's folder, which tells how large the layers are.
         endpoints: addresses of the registry, for images that the bundle does not hold.
         only: names; the others are left out. Empty takes all.
+        ca: certificate of the authority that vouches for the registry; None where the system's do.
 
     Raises:
         InputError: something is named that is not there.
@@ -54,7 +56,7 @@ def wanted(
         name = str(entry["image"])
         if not groups & set(group_names) or (only and name not in only):
             continue
-        result.append(_image(name, entry.get("digest"), held, registry, bundle, endpoints))
+        result.append(_image(name, entry.get("digest"), held, registry, bundle, endpoints, ca))
     return result
 
 
@@ -65,6 +67,7 @@ def _image(
     registry: str,
     bundle: Path,
     endpoints: Sequence[str],
+    ca: Path | None,
 ) -> Json:
     found = held.get(name) or held.get(f"myriad/{name}")
     if found is not None and digest in (None, found["digest"]):
@@ -83,5 +86,5 @@ def _image(
         raise InputError(f"no registry is named that has {name}")
     return {
         "ref": f"{registry}/{name}", "digest": digest, "tags": [],
-        "layers": sizes.in_registry(endpoints[0], name, digest),
+        "layers": sizes.in_registry(endpoints[0], name, digest, ca=ca),
     }  # fmt: skip
