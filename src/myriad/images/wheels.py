@@ -32,7 +32,7 @@ from myriad.images.layer import Kind as EntryKind
 #: The oldest and newest glibc of wheels that run on Debian 12.
 _GLIBC = (5, 36)
 _LINE = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==\s*(?P<version>[^\s;\\#]+)(?P<marker>\s*;[^#\\]*?)?(?P<rest>(\s.*)?)"
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==\s*(?P<version>[^\s;\\#]+)(?P<marker>\s*;[^#\\]*?(?=\s+--|\s*$))?(?P<rest>(\s.*)?)"
 )
 _HASH = re.compile(r"--hash=(?P<kind>[a-z0-9]+):(?P<value>[0-9a-f]+)")
 _COMMENT = re.compile(r"#\s*(?P<file>\S+\.whl), (?P<size>\d+) bytes")
