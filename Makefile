@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST := $(BIN)/pytest $(ARGS)
 
 .PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e \
-        bench-placement bench-bringup bench-prewarm bundle validate build clean
+        bench-placement bench-bringup bench-prewarm bench-image bundle validate build clean
 
 help: ## list the verbs
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench-prewarm: env ## a 10 GB image to 1,250 and 5,000 nodes: waves, all at once
 
 bench-bringup: env ## the cluster by hand, then by site.yml, both times and their ratio
 	@$(BIN)/python -m myriad.bench.bringup $(ARGS)
+
+bench-image: env ## an image built cold and warm, by docker build, and pulled in layers and as one, as JSON lines
+	@$(BIN)/python -m myriad.bench.image $(ARGS)
 
 bundle: env ## every artifact of the lock in one folder, from releases or from source
 	@$(BIN)/myriad bundle build $(ARGS)

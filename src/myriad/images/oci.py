@@ -185,7 +185,7 @@ def write_layer(
 
     One thread and one level, always: with several threads a zstd stream depends on their number.
     """
-    with store.writer() as blob, _compressor(cast(IO[bytes], blob), compression) as stream:
+    with store.writer() as blob, compressed(blob, compression) as stream:
         tar = _BlobWriter(stream)
         write_tar(entries, cast(IO[bytes], tar), epoch=epoch)
     return Layer(
@@ -206,14 +206,14 @@ def recompress(store: BlobStore, layer: Layer, compression: Compression) -> Laye
     with (
         open_layer(Blob(store.path(layer.digest), layer.size, layer.media_type)) as source,
         store.writer() as blob,
-        _compressor(cast(IO[bytes], blob), compression) as stream,
+        compressed(blob, compression) as stream,
     ):
         shutil.copyfileobj(source, stream, _CHUNK)
     return replace(layer, digest=blob.digest, size=blob.size, media_type=media_type)
 
 
-def _compressor(blob: IO[bytes], compression: Compression) -> IO[bytes]:
-    """A stream that compresses into a blob."""
+def compressed(blob: Any, compression: Compression) -> IO[bytes]:
+    """A stream that compresses into a blob, always in the same way."""
     if compression == "zstd":
         compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, threads=0)
         return cast(IO[bytes], compressor.stream_writer(blob, closefd=False))
