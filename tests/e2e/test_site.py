@@ -61,6 +61,8 @@ def test_a_converged_host_costs_one_look(lab: Lab, playbook: PlaybookRun) -> Non
     assert run.changed_tasks() == set()
     plays = {row["play"] for row in run.results() if row["host"].startswith("gpu")}
     assert plays == {"look"}, "a worker without drift is looked at and left alone"
+    first = {row["play"] for row in run.results() if row["host"] == "cp1"}
+    assert first == {"look", "look at the cluster"}, "and so is a cluster that nobody changed"
 
 
 def test_t17_check_on_the_converged_site_predicts_nothing(playbook: PlaybookRun) -> None:
