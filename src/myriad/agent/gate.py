@@ -96,6 +96,7 @@ class _Judging:
         yield from self._driver()
         yield from self._gpus()
         yield from self._fabric()
+        yield from self._host_cuda()
         yield from self._mig()
         yield from self._topology()
         yield from self._resources()
@@ -303,6 +304,22 @@ class _Judging:
             "fabric", "completed", None, False,
             f"{switches} NVSwitches are on the bus{absent}; the GPUs report no fabric{told}",
             f"ssh {self.node} systemctl status nvidia-fabricmanager; myriad site --limit {self.node}",
+        )  # fmt: skip
+
+    def _host_cuda(self) -> Iterator[Check]:
+        """Told only where something is there: most nodes have none. The loader's path is what reaches containers."""
+        held = self.portrait.host_cuda
+        if not held:
+            return
+        found = ", ".join(f"{one.path} {one.version}".strip() for one in held)
+        bad = [one.path for one in held if one.kind == "loader"]
+        ok = not bad or self._accepted("host-cuda")
+        yield Check(
+            "host-cuda", "none", found, ok,
+            "" if ok else f"the host's loader searches {', '.join(bad)}: containers get that libcuda and end with "
+            "error 803 or 804",
+            "" if ok else f"ssh {self.node} 'dpkg -S {bad[0].partition(': ')[2]}; rm {bad[0].partition(': ')[0]}; "
+            "ldconfig'; images bring their own CUDA",
         )  # fmt: skip
 
     def _mig(self) -> Iterator[Check]:

@@ -9,7 +9,9 @@ from typing import Any
 Json = dict[str, Any]
 Value = int | str | None
 
-OWN_CAUSE = frozenset({"expected", "pci", "module", "ecc", "row-remap", "xid", "topology", "registry", "images"})
+OWN_CAUSE = frozenset(
+    {"expected", "pci", "module", "ecc", "row-remap", "xid", "topology", "host-cuda", "registry", "images"}
+)
 """Checks whose failure never follows from an earlier one: each names a fault of its own."""
 
 HEALTH = frozenset({"answers", "lost", "ecc", "row-remap", "xid", "fabric"})

@@ -229,6 +229,9 @@ def headline(portrait: Portrait) -> list[tuple[str, str]]:
     kernel = portrait.kernel
     if kernel.release:
         lines.append(("kernel", f"{kernel.release}, {kernel.cpus or '?'} CPUs, {kernel.numa_nodes or '?'} NUMA nodes"))
+    if portrait.host_cuda:
+        found = ", ".join(f"{one.path} {one.version}".strip() for one in portrait.host_cuda)
+        lines.append(("host CUDA", f"{found} (images bring their own)"))
     return lines
 
 

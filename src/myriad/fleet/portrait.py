@@ -38,6 +38,7 @@ KERNEL_LOG = "kernel-log"
 DEVICE_NODES = "device-nodes"
 NETWORK = "network"
 NEIGHBOURS = "neighbours"
+HOST_CUDA = "host-cuda"
 CATALOG = "catalog"
 
 Vendor = Literal["nvidia", "ascend"]
@@ -325,6 +326,14 @@ class Neighbour(Group):
     port_description: str = ""
 
 
+class HostCuda(Group):
+    """CUDA on the host itself, which containers do not need. `version` is empty where nothing tells it."""
+
+    kind: Literal["toolkit", "compat", "loader"]
+    path: str
+    version: str = ""
+
+
 class Summary(Document):
     """The portrait in one line, for tables. `model` is `mixed` where GPUs differ; `gate` is `open` or `closed`."""
 
@@ -351,6 +360,7 @@ class Portrait(Document):
     device_nodes: DeviceNodes = DeviceNodes()
     nics: tuple[Nic, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
+    host_cuda: tuple[HostCuda, ...] = ()
 
     @property
     def driver(self) -> Driver | None:
@@ -510,6 +520,7 @@ _LOOKS = {
     "device_nodes": DEVICE_NODES,
     "nics": NETWORK,
     "neighbours": NEIGHBOURS,
+    "host_cuda": HOST_CUDA,
 }
 """Which look gave a part that does not say so itself: an empty list has no room for it."""
 
@@ -559,14 +570,6 @@ def _by_observation(portrait: Portrait) -> dict[str, list[tuple[str, Any]]]:
     for key, path, value in _leaves(portrait):
         said.setdefault(key, []).append((path, value))
     return said
-
-
-def at_least(count: int) -> int:
-    """The largest power of two that is not above `count`; 0 for 0. A running counter then changes rarely."""
-    return 0 if count <= 0 else 1 << (count.bit_length() - 1)
-
-
-# Freshness
 
 
 def fresh(portrait: Mapping[str, Any] | Portrait | None, lease: Mapping[str, Any] | None, now: datetime) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from myriad.agent.collect.base import at_least
 from myriad.fleet.portrait import (
     Driver,
     Ecc,
@@ -11,7 +12,6 @@ from myriad.fleet.portrait import (
     Kernel,
     Observation,
     Portrait,
-    at_least,
     facts,
     fresh,
     settle,

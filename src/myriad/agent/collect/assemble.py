@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from myriad.agent.collect.ascend import Ascend
 from myriad.agent.collect.base import Collector, Findings, Slot
+from myriad.agent.collect.host_cuda import HostCudaTrees
 from myriad.agent.collect.kernel import KernelFacts, Xids
 from myriad.agent.collect.lldp import Lldp
 from myriad.agent.collect.network import Network
@@ -48,6 +49,7 @@ def collectors(*, kernel_log: str = "/dev/kmsg", timeout_s: float = 20.0) -> tup
         Network(),
         Xids(path=kernel_log),
         Lldp(),
+        HostCudaTrees(),
     )
 
 
@@ -92,6 +94,7 @@ def assemble(node: str, parts: Sequence[tuple[Collector, Findings]], at: str) ->
         device_nodes=found.device_nodes or DeviceNodes(),
         nics=tuple(found.nics),
         neighbours=tuple(found.neighbours),
+        host_cuda=tuple(found.host_cuda),
     )
     return portrait, found
 

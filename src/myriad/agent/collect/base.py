@@ -13,6 +13,7 @@ from myriad.fleet.portrait import (
     Driver,
     Fabric,
     Gpu,
+    HostCuda,
     Kernel,
     Neighbour,
     Nic,
@@ -64,6 +65,7 @@ class Findings:
     device_nodes: DeviceNodes | None = None
     nics: list[Nic] = field(default_factory=list)
     neighbours: list[Neighbour] = field(default_factory=list)
+    host_cuda: list[HostCuda] = field(default_factory=list)
     slots: dict[str, Slot] = field(default_factory=dict)
     xids: dict[str, tuple[Xid, ...]] | None = None
     gauges: list[Gauge] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Findings:
         self.device_nodes = other.device_nodes or self.device_nodes
         self.nics += other.nics
         self.neighbours += other.neighbours
+        self.host_cuda += other.host_cuda
         self.slots |= other.slots
         self.xids = other.xids if other.xids is not None else self.xids
         self.gauges += other.gauges
@@ -99,6 +102,11 @@ class Collector(Protocol):
 
     def collect(self, source: Source, at: str) -> Findings:
         """Look once. `at` is now (RFC 3339). Never raises: what cannot be learnt is an observation with a fault."""
+
+
+def at_least(count: int) -> int:
+    """The largest power of two that is not above `count`; 0 for 0. A running counter then changes rarely."""
+    return 0 if count <= 0 else 1 << (count.bit_length() - 1)
 
 
 Clock = Callable[[], float]

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from myriad.agent.collect.base import Findings, whole
+from myriad.agent.collect.base import Findings, at_least, whole
 from myriad.agent.collect.nvidia_xml import address
 from myriad.agent.collect.source import Source
-from myriad.fleet.portrait import DEVICE_NODES, KERNEL, KERNEL_LOG, DeviceNodes, Kernel, Observation, Xid, at_least
+from myriad.fleet.portrait import DEVICE_NODES, KERNEL, KERNEL_LOG, DeviceNodes, Kernel, Observation, Xid
 
 _DEVICES = re.compile(
     r"^(nvidia\d+|nvidiactl|nvidia-uvm|nvidia-nvswitch(ctl|\d+)|davinci\d+|davinci_manager|hisi_hdc)$"

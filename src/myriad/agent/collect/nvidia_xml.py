@@ -15,8 +15,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from myriad.agent.collect.base import Gauge, whole
-from myriad.fleet.portrait import Band, Ecc, Gpu, Link, Mig, MigMode, MigSlice, RowRemap, at_least
+from myriad.agent.collect.base import Gauge, at_least, whole
+from myriad.fleet.portrait import Band, Ecc, Gpu, Link, Mig, MigMode, MigSlice, RowRemap
 
 LOST = re.compile(
     r"Unable to determine the device handle for GPU\s?(?P<address>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d): "
