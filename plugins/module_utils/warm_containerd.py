@@ -53,6 +53,8 @@ class Containerd:
         self.config = config
         self._folders = ([binaries] if binaries else []) + [*os.environ.get("PATH", "").split(":"), *PATHS]
         self._dump = None
+        # Why it did not answer when it was last asked.
+        self.silence = ""
 
     # Programs
 
@@ -92,8 +94,11 @@ class Containerd:
         """Whether it answers; waited for, because its unit starts it again."""
         until = time.monotonic() + within_s
         while True:
-            with contextlib.suppress(RuntimeFault):
+            try:
                 self.ctr("version", timeout_s=10)
+            except RuntimeFault as fault:
+                self.silence = str(fault)
+            else:
                 return True
             if time.monotonic() >= until:
                 return False

@@ -41,6 +41,7 @@ class Engine:
         self._options = tuple(options)
         self._path = ":".join([*os.environ.get("PATH", "").split(":"), *PATHS])
         self._root = None
+        self.silence = ""
 
     def _command(self, *arguments):
         program = shutil.which(self.name, path=self._path)
@@ -64,8 +65,11 @@ class Engine:
     def answers(self, within_s=0.0):
         until = time.monotonic() + within_s
         while True:
-            with contextlib.suppress(RuntimeFault):
+            try:
                 self.run("info", timeout_s=20)
+            except RuntimeFault as fault:
+                self.silence = str(fault)
+            else:
                 return True
             if time.monotonic() >= until:
                 return False
@@ -103,13 +107,16 @@ class Engine:
     def images(self):
         """Images by reference with digest: (digest, whether a container keeps it)."""
         kept = set(self.run("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}").split())
+        ids = sorted(set(self.run("images", "--quiet", "--no-trunc").split()))
         found = {}
-        for line in self.run(
-            "images", "--digests", "--no-trunc", "--format", "{{.Repository}}@{{.Digest}}"
-        ).splitlines():
-            digest = line.rpartition("@")[2]
-            if digest.startswith("sha256:"):
-                found[line] = (digest, warm_keep.KEEPER + warm_keep.short(digest) in kept)
+        for body in json.loads(self.run("image", "inspect", *ids)) if ids else ():
+            for name in body.get("RepoDigests") or ():
+                digest = name.rpartition("@")[2]
+                found[name] = (digest, warm_keep.KEEPER + warm_keep.short(digest) in kept)
+            # A tag's digest: that of its content.
+            digests = [name.rpartition("@")[2] for name in body.get("RepoDigests") or ()]
+            for name in body.get("RepoTags") or ():
+                found[name] = (digests[0] if digests else "", False)
         return found
 
     def reported(self, reference):
@@ -176,10 +183,12 @@ class Engine:
 
     def try_start(self, reference, timeout_s=60):
         probe = next((path for path in PROBES if os.path.exists(path)), None)
+        # The engine's own default limits may be above what this host lets anybody set.
+        limits = ["--ulimit", "nofile=256:256", "--ulimit", "nproc=256:256"]
         mount = ["--volume", f"{probe}:/dev/myriad-probe:ro"] if probe else []
         entry = ["/dev/myriad-probe"] if probe else ["true"]
         try:
-            self.run("run", "--rm", "--network", "none", *mount, "--entrypoint", entry[0], reference,
+            self.run("run", "--rm", "--network", "none", *limits, *mount, "--entrypoint", entry[0], reference,
                      *(["--version"] if probe else []), timeout_s=timeout_s)  # fmt: skip
         except RuntimeFault as fault:
             raise RuntimeFault("start", f"no container starts from it: {fault}") from fault

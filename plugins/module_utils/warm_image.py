@@ -65,7 +65,7 @@ class Warming:
         if not self.runtime.answers(self.params["start_timeout_s"] if not self.check else 5):
             raise RuntimeFault(
                 "runtime",
-                f"{self.runtime.name} does not answer on this node; systemctl status {self.runtime.name} says why",
+                f"{self.runtime.name} does not answer on this node: {self.runtime.silence}",
             )
         return self.runtime.images()
 

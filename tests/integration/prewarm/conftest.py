@@ -101,6 +101,12 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         registry: SmallRegistry = self.server.registry
+        if self.path == "/v2/":
+            # Engines ask this first.
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         match = re.fullmatch(r"/v2/\S+/(manifests|blobs)/(sha256:[0-9a-f]{64})(\?.*)?", self.path)
         data = registry.blobs.get(match.group(2)) if match else None
         if data is None or match is None:
