@@ -17,7 +17,10 @@ from myriad.errors import InputError
 from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
 from myriad.images.find import find_image
 from myriad.images.oci import BuiltImage, Layout, export_layout
+from myriad.images.proof_documents import attach_documents
 from myriad.images.runtime import RuntimeImage, build_runtime
+
+_NO_LAYER = ("wheels", "documents")
 
 
 def add(app: typer.Typer) -> None:
@@ -29,6 +32,9 @@ def add(app: typer.Typer) -> None:
         out: Annotated[Path | None, typer.Option(help="Write the image there, as an OCI image layout.")] = None,
         cache: Annotated[
             bool, typer.Option("--cache/--no-cache", help="Whether layers may come from the cache.")
+        ] = True,
+        documents: Annotated[
+            bool, typer.Option("--documents/--no-documents", help="Attach bill of materials and provenance in --out.")
         ] = True,
         tag: shared.TagOption = "",
         images: shared.ImagesOption = None,
@@ -46,8 +52,12 @@ def add(app: typer.Typer) -> None:
 
             ctx = shared.context(told, fresh=not cache)
             image = build_runtime(ctx, found.folder, shared.tag_or_version(tag), definition=found.definition)
-        if out is not None:
-            write_layout(image.built, out)
+            if out is not None:
+                write_layout(image.built, out)
+                if documents:
+                    told(BuildEvent("documents", "started"))
+                    attach_documents(out, found.folder, definition=found.definition)
+                    told(BuildEvent("documents", "finished", "bill of materials, provenance"))
         seconds = time.monotonic() - begun
         last = _remember(ctx, found.name, image)
         differs = [event for event in heard if event.state == "differs"]
@@ -99,7 +109,7 @@ def _remember(ctx: BuildContext, name: str, image: RuntimeImage) -> str:
 def _sentence(image: RuntimeImage, *, seconds: float, last: str, heard: list[BuildEvent]) -> str:
     built = image.built
     largest = max((layer.size for layer in image.layers), default=0)
-    made = sum(event.state == "finished" and event.step != "wheels" for event in heard)
+    made = sum(event.state == "finished" and event.step not in _NO_LAYER for event in heard)
     same = (
         "first build here"
         if not last
@@ -129,7 +139,7 @@ def document(
         "budget": image.definition.budget_mb * 10**6,
         "seconds": round(seconds, 2),
         "same_as_last": None if not last else last == built.manifest_digest,
-        "made": sum(event.state == "finished" for event in heard),
+        "made": sum(event.state == "finished" and event.step not in _NO_LAYER for event in heard),
         "cached": sum(event.state == "cached" for event in heard),
         "out": str(out) if out is not None else None,
         "env": config["config"].get("Env", []),

@@ -30,7 +30,8 @@ MEDIA_TYPE_CONFIG = "application/vnd.oci.image.config.v1+json"
 MEDIA_TYPE_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 MEDIA_TYPE_INDEX = "application/vnd.oci.image.index.v1+json"
 
-#: The annotation under which an index names an image.
+#: Annotations: bytes that a layer takes unpacked, and the name of an image in an index.
+UNPACKED_SIZE = "dev.myriad.unpacked-size"
 REF_NAME = "org.opencontainers.image.ref.name"
 
 Compression = Literal["zstd", "gzip"]
@@ -249,7 +250,7 @@ def write_image(
             "schemaVersion": 2,
             "mediaType": MEDIA_TYPE_MANIFEST,
             "config": {"mediaType": MEDIA_TYPE_CONFIG, "digest": config_digest, "size": len(config_data)},
-            "layers": [{"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size} for layer in layers],
+            "layers": [_descriptor(layer) for layer in layers],
         }
     )
     manifest_digest = store.put(manifest_data)
@@ -257,6 +258,12 @@ def write_image(
     blobs[config_digest] = Blob(store.path(config_digest), len(config_data), MEDIA_TYPE_CONFIG)
     blobs[manifest_digest] = Blob(store.path(manifest_digest), len(manifest_data), MEDIA_TYPE_MANIFEST)
     return BuiltImage(ref, manifest_digest, config_digest, tuple(layer.digest for layer in layers), blobs)
+
+
+def _descriptor(layer: Layer) -> dict[str, Any]:
+    """A layer as a manifest names it, with what it takes unpacked: a node's disk is looked at before a pull."""
+    value: dict[str, Any] = {"mediaType": layer.media_type, "digest": layer.digest, "size": layer.size}
+    return {**value, "annotations": {UNPACKED_SIZE: str(layer.tar_size)}} if layer.tar_size else value
 
 
 def export_layout(images: Sequence[BuiltImage], out: Path) -> None:
