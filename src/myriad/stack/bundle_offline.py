@@ -19,7 +19,7 @@ from pathlib import Path
 from myriad.errors import InputError
 from myriad.stack import apt_repo
 from myriad.stack.bundle import AptRepository, PackageEntry, ServedFile, WheelEntry
-from myriad.stack.bundle_wheels import PYTHONS, environment_files, fetch_wheels, read_uv_lock
+from myriad.stack.bundle_wheels import PYTHONS, environment_files, fetch_wheels, read_uv_lock, unbuildable
 from myriad.stack.events import Event, OnEvent, ignore
 from myriad.stack.fetch import Fetcher, Wanted
 from myriad.stack.lock import Lock
@@ -87,6 +87,8 @@ def _wheels(
 ) -> list[WheelEntry]:
     started = time.monotonic()
     files = environment_files(read_uv_lock(path), arch=settings.arch, pythons=pythons)
+    for sentence in unbuildable(files):
+        on_event(Event(state="note", what="wheels", text=sentence))
     fetched, report = _counter("wheels", len(files), on_event)
     entries = fetch_wheels(files, store, settings, report)
     what = f"{len(entries)} wheels for Python {', '.join(pythons)}"

@@ -93,6 +93,22 @@ def environment_files(
     return sorted(chosen.values(), key=lambda item: item.filename)
 
 
+def unbuildable(files: Iterable[Pinned]) -> list[str]:
+    """A sentence for each source archive that an installer without a network could not build.
+
+    uv.lock does not say what building needs; for nearly all that are without a wheel it is setuptools.
+    """
+    known = list(files)
+    if any(canonicalize_name(item.package) == "setuptools" for item in known):
+        return []
+    return [
+        f"{item.filename} has to be built where it is installed, and uv.lock has no setuptools to do it with: "
+        "`make env` from these wheels will stop there; add setuptools to the group dev and run `uv lock`"
+        for item in known
+        if not item.filename.endswith(".whl")
+    ]
+
+
 def _closure(
     root: Mapping[str, Any],
     by_name: Mapping[str, list[Mapping[str, Any]]],
