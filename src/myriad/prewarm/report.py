@@ -87,7 +87,9 @@ def text(outcomes: Sequence[NodeOutcome], lines: Sequence[Mapping[str, Any]], li
         said = "ok" if good == wave["nodes"] else ", ".join([*([f"{good} ok"] if good else []), *bad])
         rows.append(f"wave {wave['wave']}  {nodes:<12}  {said:<28}  {wave['seconds']:.0f} s".rstrip())
     if not rows and not [one for one in outcomes if not one.good]:
-        rows.append(f"nothing to do: {len(outcomes)} {'node has' if len(outcomes) == 1 else 'nodes have'} their images")
+        rows.append(
+            f"nothing to do: {len(outcomes)} {'node has its' if len(outcomes) == 1 else 'nodes have their'} images"
+        )
     bad_nodes = [one for one in outcomes if not one.good and one.outcome != WAITING]
     rows += [f"{one.node}  {one.outcome}: {one.sentence}" for one in bad_nodes[:_SHOWN]]
     if len(bad_nodes) > _SHOWN:
