@@ -35,6 +35,8 @@ APT_OPTIONS = [
     "-o", "Dpkg::Use-Pty=0",
     "-o", f"DPkg::Lock::Timeout={LOCK_TIMEOUT_S}",
 ]  # fmt: skip
+#: With this file apt asks the bundle's repository alone (role node_base); no other source stands beside it then.
+ALONE = "/etc/apt/apt.conf.d/53myriad-repository"
 #: Images and what is built for one kernel. Headers are no kernel: they may come as a dependency of dkms.
 KERNEL = re.compile(r"^linux-(image|modules|generic|aws|azure|gcp|oracle|kvm|virtual|lowlatency)\b")
 DONE = "installed"
@@ -279,10 +281,11 @@ class Apt:
 
     def _aside(self):
         parts = {name: os.path.join(self.folder, name) for name in ("sources.list.d", "preferences.d", "keyrings")}
+        left_out = ("keyrings", "sources.list.d") if os.path.exists(ALONE) else ("keyrings",)
         for name, folder in parts.items():
             os.makedirs(folder)
             existing = os.path.join("/etc/apt", name)
-            if name != "keyrings" and os.path.isdir(existing):
+            if name not in left_out and os.path.isdir(existing):
                 for entry in sorted(os.listdir(existing)):
                     if os.path.join(existing, entry) not in self.files:
                         shutil.copy(os.path.join(existing, entry), folder)
@@ -291,6 +294,8 @@ class Apt:
             for path in self.files
         }
         for path, content in self.files.items():
+            if os.path.basename(os.path.dirname(path)) == "sources.list.d" and "sources.list.d" in left_out:
+                continue
             for old, new in moved.items():
                 content = content.replace(old, new)
             with open(moved[path], "w", encoding="utf-8") as stream:
