@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import shutil
 import socket
+import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import docker
+import httpx
 import pytest
 
 from myriad.lab import engine, offline
@@ -139,3 +144,66 @@ def test_a_bundle_that_lacks_one_file_is_named_before_a_host_is_touched(
     assert "missing    kubelet (kubernetes" in run.output and gone.name in run.output
     assert {row["host"] for row in run.results()} <= {"localhost"}, "a host was asked something"
     assert {host: bare.ssh(host, look) for host in bare.state.hosts} == before
+
+
+def test_the_registry_over_tls_with_teams_of_its_own(bare: Bare, playbook: PlaybookRun) -> None:
+    """By the site's own authority, made in the run; a team's image is pulled with the team's credentials alone."""
+    lab = {"MYRIAD_LAB_STATE": str(bare.paths.state)}
+    more = ["-e", json.dumps({"site_registry_tls": True, "site_registry_credentials": True})]
+    started = time.monotonic()
+    run = playbook("site", *more, **lab)
+    assert run.code == 0, run.output[-4000:]
+    print(f"site over TLS, with users: {time.monotonic() - started:.0f} s")
+    secrets = bare.paths.kubeconfig.parent / "secrets"
+    url = f"https://{bare.state.hosts['cp1'].address}:5000"
+    authority = (secrets / "registry-ca.crt").read_text()
+    password = (secrets / "registry-users" / "vision").read_text().strip()
+    context = ssl.create_default_context(cadata=authority)
+    with httpx.Client(base_url=url, verify=context, trust_env=False) as http:
+        assert http.get("/v2/pause/tags/list").status_code == 200
+        assert http.get("/v2/_catalog").status_code == 401
+        http.auth = ("vision", password)
+        digest = push_image(http, "teams/vision/train")
+        assert http.post("/v2/pause/blobs/uploads/").status_code == 403
+    name = f"registry.myriad.internal/teams/vision/train@{digest}"
+    denied = bare.ssh("gpu1", f"crictl pull {name} 2>&1; true")
+    assert "401" in denied or "authorization failed" in denied, denied
+    bare.ssh("gpu1", f"crictl pull --creds vision:{password} {name}")
+    kubectl = ["kubectl", "--kubeconfig", "/etc/kubernetes/admin.conf", "-n", "vision", "get"]
+    found = bare.ssh(
+        "cp1", " ".join([*kubectl, "serviceaccount", "default", "-o", "jsonpath={.imagePullSecrets[0].name}"])
+    )
+    assert found == "myriad-registry"
+    assert password not in run.output
+    again = playbook("site", "-e", "site_full=true", *more, **lab)
+    assert again.code == 0, again.output[-3000:]
+    assert again.changed_tasks() == set()
+
+
+def push_image(http: httpx.Client, repo: str) -> str:
+    """A small image, as a team's CI pushes it. Returns its digest."""
+    layer = gzip.compress(b"\0" * 1024, mtime=0)
+    diff = f"sha256:{hashlib.sha256(bytes(1024)).hexdigest()}"
+    config = json.dumps(
+        {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": [diff]}}
+    ).encode()
+    parts = []
+    for blob in (config, layer):
+        digest = f"sha256:{hashlib.sha256(blob).hexdigest()}"
+        begun = http.post(f"/v2/{repo}/blobs/uploads/")
+        assert begun.status_code == 202, begun.text
+        target = httpx.URL(begun.headers["Location"]).copy_add_param("digest", digest)
+        assert http.put(target, content=blob).status_code == 201
+        parts.append({"digest": digest, "size": len(blob)})
+    oci = "application/vnd.oci.image"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{oci}.manifest.v1+json",
+        "config": parts[0] | {"mediaType": f"{oci}.config.v1+json"},
+        "layers": [parts[1] | {"mediaType": f"{oci}.layer.v1.tar+gzip"}],
+    }
+    put = http.put(
+        f"/v2/{repo}/manifests/v1", content=json.dumps(manifest), headers={"Content-Type": manifest["mediaType"]}
+    )
+    assert put.status_code == 201, put.text
+    return str(put.headers["Docker-Content-Digest"])
