@@ -169,10 +169,8 @@ def test_the_registry_over_tls_with_teams_of_its_own(bare: Bare, playbook: Playb
     denied = bare.ssh("gpu1", f"crictl pull {name} 2>&1; true")
     assert "401" in denied or "authorization failed" in denied, denied
     bare.ssh("gpu1", f"crictl pull --creds vision:{password} {name}")
-    kubectl = ["kubectl", "--kubeconfig", "/etc/kubernetes/admin.conf", "-n", "vision", "get"]
-    found = bare.ssh(
-        "cp1", " ".join([*kubectl, "serviceaccount", "default", "-o", "jsonpath={.imagePullSecrets[0].name}"])
-    )
+    asked = "serviceaccount default -o jsonpath={.imagePullSecrets[0].name}"
+    found = bare.ssh("cp1", f"kubectl --kubeconfig /etc/kubernetes/admin.conf -n vision get {asked}")
     assert found == "myriad-registry"
     assert password not in run.output
     again = playbook("site", "-e", "site_full=true", *more, **lab)
