@@ -162,22 +162,25 @@ def _sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-@pytest.fixture
-def large(lab: Any) -> Iterator[Pushed]:
-    """An image of 160 MB that does not compress, pushed to the registry by its API, and off all nodes afterwards."""
+def push(lab: Any, *, size: int, sound: bool = True) -> Pushed:
+    """Put an image that does not compress into the site's registry, by its API.
+
+    Args:
+        lab: the lab.
+        size: bytes of its only layer.
+        sound: False names another content than the layer has, which shows when it is unpacked.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        content = os.urandom(160_000_000)
+        content = os.urandom(size)
         member = tarfile.TarInfo("data")
         member.size = len(content)
         archive.addfile(member, io.BytesIO(content))
     layer = buffer.getvalue()
+    diff = _sha256(layer) if sound else _sha256(b"something else")
     config = json.dumps(
-        {
-            "architecture": "amd64", "os": "linux", "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [_sha256(layer)]},
-        }
-    ).encode()  # fmt: skip
+        {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": [diff]}}
+    ).encode()
     manifest = json.dumps(
         {
             "schemaVersion": 2,
@@ -197,9 +200,33 @@ def large(lab: Any) -> Iterator[Pushed]:
             headers={"Content-Type": f"{OCI}.manifest.v1+json"},
         )  # fmt: skip
         assert put.status_code == 201, put.text
-    yield Pushed(_sha256(manifest), _sha256(layer), len(layer))
+    return Pushed(_sha256(manifest), _sha256(layer), len(layer))
+
+
+@pytest.fixture
+def large(lab: Any) -> Iterator[Pushed]:
+    """An image of 160 MB, off all nodes afterwards."""
+    yield push(lab, size=160_000_000)
     for host in GPU_NODES:
         forget(lab, host, "tests/large")
+
+
+@pytest.mark.slow
+def test_an_image_that_cannot_be_unpacked_spoils_one_node_and_touches_no_other(lab: Any, playbook: Any) -> None:
+    broken = push(lab, size=1_000_000, sound=False)
+    journal = CLONE / ".lab" / "logs" / "prewarm-e2e.jsonl"
+    journal.unlink(missing_ok=True)
+    run = playbook("prewarm", "-e", broken.variables(), "-e", f"image_prewarm_journal={journal}")
+    assert run.code == 2, run.output[-3000:]
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert lines[0]["plan"]["sizes"] == [1, 2]
+    tried = [line for line in lines if "host" in line]
+    assert [(line["host"], line["outcome"]) for line in tried] == [(lines[0]["plan"]["order"][0], "failed")]
+    assert "not what the digest names" in tried[0]["sentence"], tried[0]["sentence"]
+    untouched = set(GPU_NODES) - {tried[0]["host"]}
+    blobs = "/var/lib/containerd/io.containerd.content.v1.content/blobs/sha256"
+    for host in untouched:
+        assert lab.ssh(host, f"ls {blobs} | grep -c {broken.layer[7:]}", check=False).strip() == "0"
 
 
 @pytest.mark.slow
