@@ -210,8 +210,10 @@ def booted(words: list[str]) -> list[str]:
     return ["unshare", "--mount", "--propagation", "private", *own, "sh", "-c", script, "sh", *words]
 
 
-@pytest.mark.parametrize("pipelining", ["1", "0"])
-def test_two_tasks_of_a_real_run_share_the_code(collections, tmp_path, pipelining):
+@pytest.mark.parametrize(
+    ("pipelining", "interpreter"), [("1", sys.executable), ("1", "auto_silent"), ("0", sys.executable)]
+)
+def test_two_tasks_of_a_real_run_share_the_code(collections, tmp_path, pipelining, interpreter):
     if subprocess.run(booted(["true"]), capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces here")
     (tmp_path / "connections").mkdir()
@@ -226,10 +228,12 @@ def test_two_tasks_of_a_real_run_share_the_code(collections, tmp_path, pipelinin
         "ANSIBLE_INJECT_FACT_VARS": "False",
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_REMOTE_TMP": str(tmp_path / "remote"),
+        # What `auto` may find: no shims of a version manager.
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
     program = shutil.which("ansible-playbook", path=str(Path(sys.executable).parent))
     inventory = "h1,h2,"
-    words = [program, "-i", inventory, "-c", "elsewhere", "-e", f"ansible_python_interpreter={sys.executable}",
+    words = [program, "-i", inventory, "-c", "elsewhere", "-e", f"ansible_python_interpreter={interpreter}",
              str(tmp_path / "play.yml")]  # fmt: skip
     done = subprocess.run(booted(words), capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
