@@ -146,6 +146,15 @@ def test_a_full_disk_refuses_before_any_byte_with_the_numbers(
 
 
 @pytest.mark.slow
+def test_an_image_whose_layers_hold_something_else_is_not_called_warm(daemon: Daemon, registry: SmallRegistry) -> None:
+    image = registry.image("team/model", [MB], sound=False)
+    (result,) = daemon.warming([image], registry.url).run()
+    assert (result["outcome"], result["cause"]) == ("failed", "content"), result["sentence"]
+    assert "what came is not what the digest names" in result["sentence"]
+    assert warm_keep.load(str(daemon.images / "warm.json"))["images"] == {}
+
+
+@pytest.mark.slow
 def test_a_registry_that_is_not_there_is_told_as_that(daemon: Daemon, registry: SmallRegistry) -> None:
     image = registry.image("team/model", [MB])
     gone = {**image, "digest": f"sha256:{'0' * 64}"}
