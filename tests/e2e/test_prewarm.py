@@ -18,6 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from myriad.fleet.labels import warm_label
 
@@ -227,6 +229,24 @@ def test_an_image_that_cannot_be_unpacked_spoils_one_node_and_touches_no_other(l
     blobs = "/var/lib/containerd/io.containerd.content.v1.content/blobs/sha256"
     for host in untouched:
         assert lab.ssh(host, f"ls {blobs} | grep -c {broken.layer[7:]}", check=False).strip() == "0"
+
+
+@pytest.mark.slow
+def test_an_image_without_the_sites_signature_reaches_no_node(lab: Any, playbook: Any, tmp_path: Path) -> None:
+    key = tmp_path / "site.pub"
+    key.write_bytes(
+        ec.generate_private_key(ec.SECP256R1())
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    unsigned = push(lab, size=1_000_000)
+    variables = json.loads(unsigned.variables())
+    variables["myriad_images"]["signing_key"] = str(key)
+    run = playbook("prewarm", "-e", json.dumps(variables))
+    assert run.code == 2, run.output[-3000:]
+    assert "is not signed" in run.output
+    for host in GPU_NODES:
+        assert status_of(lab, host, unsigned.reference) is None
 
 
 @pytest.mark.slow
