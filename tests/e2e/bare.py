@@ -20,11 +20,14 @@ from myriad.stack.settings import read_settings
 
 
 @contextmanager
-def bare_nodes(clone: Path) -> Iterator[LabPaths]:
-    """Fresh nodes, removed at the end; `MYRIAD_LAB_STATE` of a run must name the `state` of what this gives."""
+def bare_nodes(clone: Path, label: str = "bare") -> Iterator[LabPaths]:
+    """Fresh nodes, removed at the end; `MYRIAD_LAB_STATE` of a run must name the `state` of what this gives.
+
+    Nodes of another label may stand beside them.
+    """
     display = Display(Console(stderr=True, highlight=False, soft_wrap=True))
-    paths = LabPaths(clone, folder=".lab-bare")
-    name = f"{lab_name(str(clone))}-bare"
+    paths = LabPaths(clone, folder=f".lab-{label}")
+    name = f"{lab_name(str(clone))}-{label}"
     base = LabState(name=lab_name(str(clone)))
     client, image, _bundle = Bringup(clone, display, paths=paths).ready(base, read_settings())
     nodes.remove_lab(client, name)

@@ -73,7 +73,7 @@ def bundle() -> Bundle:
 
 @pytest.fixture
 def bare(bundle: Bundle) -> Iterator[Bare]:
-    with bare_nodes(CLONE) as paths:
+    with bare_nodes(CLONE, "offline") as paths:
         state = load_state(paths)
         assert state is not None
         made = Bare(paths, state, engine.connect(), bundle)
