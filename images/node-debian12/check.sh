@@ -10,7 +10,9 @@ fail() { echo "check FAILED: $*" >&2; wrong=1; }
 if module=$(modinfo -F filename nvidia 2> /dev/null || modinfo -F filename nvidia-current 2> /dev/null); then
   said=$(modprobe nvidia 2>&1) && said=loaded
   case $said in
-    loaded | *"No such device"*) say "nvidia $(modinfo -F version "$module"): ${said##*: }" ;;
+    *"Unknown symbol"* | *"Exec format"* | *"rejected"* | *"not found"*) fail "modprobe nvidia: $said" ;;
+    loaded) say "nvidia $(modinfo -F version "$module") is loaded" ;;
+    *"No such device"*) say "nvidia $(modinfo -F version "$module") finds no device, and nothing else is wrong with it" ;;
     *) fail "modprobe nvidia: $said" ;;
   esac
 fi

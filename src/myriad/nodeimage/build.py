@@ -368,12 +368,13 @@ def left_out(image: NodeImage) -> dict[str, str]:
 
 
 def qemu_arguments(name: str, output: Path, seed_disk: Path, console: Path) -> list[tuple[str, str]]:
-    """Options that packer hands to QEMU. Naming one drive replaces packer's own, so both are named."""
+    """Options that packer hands to QEMU. Naming one drive or device replaces all of packer's own, so all are named."""
     return [
         ("-serial", f"file:{console}"),
         ("-cpu", "max"),
         ("-drive", f"file={output}/{name}.qcow2,if=virtio,cache=unsafe,discard=unmap,format=qcow2"),
         ("-drive", f"file={seed_disk},if=virtio,format=raw,readonly=on"),
+        ("-device", "virtio-net-pci,netdev=user.0"),
         ("-device", "virtio-rng-pci"),
     ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from myriad.errors import MyriadError
-from myriad.nodeimage.hang import Evidence, classify
+from myriad.nodeimage.hang import Evidence, classify, keep
 from myriad.nodeimage.tools import end_group, run, which
 
 _PROBE_S = 20
@@ -185,16 +185,16 @@ class Guest:
             time.sleep(2)
         log = (self.scratch / "qemu.log").read_text(errors="replace").splitlines()
         running = self.process is not None and self.process.poll() is None
-        cause = classify(
-            Evidence(
-                stage="ssh" if running or self.console.is_file() else "start",
-                late=running,
-                seconds=time.monotonic() - begun,
-                errors=tuple(said.splitlines()),
-                said=tuple(log),
-                console=tuple(console_lines(self.console)),
-            )
+        evidence = Evidence(
+            stage="ssh" if running or self.console.is_file() else "start",
+            late=running,
+            seconds=time.monotonic() - begun,
+            errors=tuple(said.splitlines()),
+            said=tuple(log),
+            console=tuple(console_lines(self.console)),
         )
+        keep(evidence, self.scratch / "evidence.json")
+        cause = classify(evidence)
         raise MyriadError(f"the machine {cause.sentence}", where=str(self.console), hint=cause.hint)
 
     def run(self, script: str, *, timeout_s: float = 600, check: bool = True) -> str:
@@ -208,11 +208,6 @@ class Guest:
             words = (done.stderr or done.stdout).strip()[-600:]
             raise MyriadError(f"a step in the machine failed ({done.returncode}): {words}", where=script.strip()[:200])
         return done.stdout
-
-    def send(self, path: Path, target: str) -> None:
-        """Copy a file into the machine."""
-        content = path.read_bytes().decode("utf-8")
-        self._ssh([f"cat > {target}"], stdin=content, timeout_s=120)
 
     def _ssh(
         self, command: Sequence[str], *, stdin: str | None = None, timeout_s: float

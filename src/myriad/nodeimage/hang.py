@@ -7,9 +7,11 @@ The same symptom, "Waiting for SSH", has a dozen causes; which one it is stands 
 from __future__ import annotations
 
 import functools
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
+from pathlib import Path
 
 import yaml
 
@@ -83,6 +85,17 @@ _WAITED = {
     "shutdown": ("shutdown", "the machine does not turn itself off", "the console names the unit that is waited for"),
     "finish": ("finish", "the disk is not written", "is the build machine's disk full or slow?"),
 }
+
+
+def keep(evidence: Evidence, path: Path) -> None:
+    """Write evidence down, for a report: what a cause was concluded from, in a form that `load` reads."""
+    path.write_text(json.dumps(asdict(evidence), indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Evidence:
+    """Evidence that was kept."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return Evidence(**{key: tuple(one) if isinstance(one, list) else one for key, one in value.items()})
 
 
 def classify(evidence: Evidence) -> Cause:

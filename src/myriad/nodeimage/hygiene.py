@@ -117,11 +117,8 @@ RULES = (
                 "/var/lib/systemd/coredump/*",
             ),
             *(
-                "/var/lib/systemd/catalog/*",
                 "/var/lib/private/systemd/*",
                 "/etc/.pwd.lock",
-                "/etc/.updated",
-                "/var/.updated",
             ),
             *(
                 "/etc/default/locale",

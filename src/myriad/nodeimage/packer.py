@@ -24,7 +24,7 @@ from packerpy import PackerExecutable
 from myriad.errors import MyriadError
 from myriad.nodeimage.definition import Deadlines
 from myriad.nodeimage.guest import console_lines
-from myriad.nodeimage.hang import Evidence, classify
+from myriad.nodeimage.hang import Evidence, classify, keep
 from myriad.nodeimage.tools import end_group, need, which
 
 Stage = Literal["start", "ssh", "provision", "shutdown", "finish"]
@@ -279,5 +279,6 @@ def build(
         console=tuple(console_lines(console)) if console else (),
         log=tuple(console_lines(log)),
     )
+    keep(evidence, log.with_name("evidence.json"))
     cause = classify(evidence)
     raise MyriadError(f"{target}: {cause.sentence}", where=str(console or log), hint=cause.hint)

@@ -42,7 +42,12 @@ def variables(image: NodeImage, site: Site) -> dict[str, Any]:
         "site_bundle": str(site.bundle),
         "site_registry_endpoints": [site.registry],
         "site_node_registries": [site.registry],
+        # It joins nothing: what a node is told of its cluster belongs to the site.
         "kubernetes_node_join_enabled": False,
+        "kubernetes_node_labels": {},
+        "kubernetes_node_taints": [],
+        "site_api_endpoint": "127.0.0.1:6443",
+        "site_token_host": HOST,
     }
     if image.driver is not None:
         values |= {

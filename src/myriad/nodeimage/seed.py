@@ -41,7 +41,7 @@ def user_data(public: str) -> str:
         "ssh_pwauth": False,
         "users": [{"name": "root", "lock_passwd": True, "ssh_authorized_keys": [public]}],
     }
-    return "#cloud-config\n" + yaml.safe_dump(config, sort_keys=False)
+    return "#cloud-config\n" + yaml.safe_dump(config, sort_keys=False, width=1000)
 
 
 def network_config(addresses: Mapping[str, str]) -> dict[str, Any]:
