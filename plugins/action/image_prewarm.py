@@ -149,7 +149,12 @@ def _planned(given: Mapping[str, Any]) -> dict[str, Any]:
     from myriad.prewarm.limits import Limits
     from myriad.prewarm.rollout import plan_rollout
 
-    return plan_rollout(given.get("looks") or {}, Limits.read(given.get("limits")), seed=str(given.get("seed") or ""))
+    return plan_rollout(
+        given.get("looks") or {},
+        Limits.read(given.get("limits")),
+        seed=str(given.get("seed") or ""),
+        look_only=str(given.get("look_only")).lower() in ("true", "yes", "1"),
+    )
 
 
 def _signed(args: Mapping[str, Any]) -> dict[str, Any]:

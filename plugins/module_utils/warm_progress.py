@@ -67,7 +67,7 @@ WORDS = {
     "runtime": "the container runtime went away in mid-pull",
     "disk": "the disk ran full",
     "content": "what came is not what the digest names",
-    "missing": "the registry does not have it",
+    "missing": "the registry does not have it (a site run fills it from the bundle)",
     "login": "the registry wants other credentials",
     "registry": "the registry did not serve it",
     "other": "the pull failed",

@@ -13,16 +13,20 @@ Json = dict[str, Any]
 _SHOWN = 10
 
 
-def plan_rollout(looks: Mapping[str, Mapping[str, Any]], limits: Limits, *, seed: str = "") -> Json:
+def plan_rollout(
+    looks: Mapping[str, Mapping[str, Any]], limits: Limits, *, seed: str = "", look_only: bool = False
+) -> Json:
     """Waves of the nodes that have something to do.
 
     Args:
         looks: by host what the look found (`outcome`, `images`), and its `rack` and `registry`.
         limits: of the rollout.
         seed: of the order.
+        look_only: nobody is to pull: `hosts` stays empty.
 
     Returns:
-        `order` and `sizes`, as `hosts` and `serial` of a play take them; `wave` by host; `warm` and `refused` hosts;
+        `order` and `sizes` of the waves; `hosts`, those of a play (`sizes` is its `serial`);
+        `wave` by host; `warm` and `refused` hosts;
         `first`, whether the first wave is the single node that tries the image; `text` for people.
     """
     warm = sorted(host for host, look in looks.items() if look.get("outcome") == "warm")
@@ -39,6 +43,7 @@ def plan_rollout(looks: Mapping[str, Mapping[str, Any]], limits: Limits, *, seed
     order = [node.name for wave in found for node in wave]
     result = {
         "order": order,
+        "hosts": [] if look_only else order,
         "sizes": [len(wave) for wave in found],
         "wave": {node.name: number for number, wave in enumerate(found, start=1) for node in wave},
         "warm": warm,
