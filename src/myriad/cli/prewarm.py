@@ -148,7 +148,7 @@ def _described(inventory: Path) -> tuple[Fleet, Limits]:
             "there is no such inventory", where=str(inventory), hint="`ls inventories` lists what this project holds."
         )
     result = check(read_inventory(inventory))
-    if result.fleet is None:
+    if result.fleet is None or result.errors:
         raise InputError(
             "the description has errors", where=str(inventory), hint=f"`myriad validate -i {inventory}` shows them"
         )

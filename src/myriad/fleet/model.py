@@ -171,6 +171,14 @@ def _digest(value: Any) -> str | None:
     raise _refuse(f"is {names.show(value)}; a digest is sha256: and 64 hexadecimal digits")
 
 
+def _key_file(value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if not isinstance(value, str):
+        raise _refuse(f"is {names.show(value)}; write the path of a public key, for example keys/cosign.pub")
+    return value
+
+
 def _prewarm_limits(value: Any) -> Any:
     if value is None:
         return {}
@@ -339,7 +347,7 @@ class Images(_Part):
 
     warm: Annotated[tuple[WarmImage, ...], BeforeValidator(_warm_items)] = ()
     prewarm: Annotated[dict[str, float], BeforeValidator(_prewarm_limits)] = Field(default_factory=dict)
-    signing_key: str = ""
+    signing_key: Annotated[str, BeforeValidator(_key_file)] = ""
 
 
 def _flag(value: Any) -> bool:

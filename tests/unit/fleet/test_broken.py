@@ -169,7 +169,10 @@ EXPECTED: dict[str, list[str]] = {
             "group_vars/all/cluster.yml:5: myriad_preemption.grace: is not a key that is known here; did you "
             'mean "grace_s"? (allowed: grace_s, min_run_s, checkpoint_max_age_s)'
         ),
-        "group_vars/all/cluster.yml:7: myriad_images.hot: is not a key that is known here (allowed: warm)",
+        (
+            "group_vars/all/cluster.yml:7: myriad_images.hot: is not a key that is known here (allowed: warm, prewarm, "
+            "signing_key)"
+        ),
         (
             "group_vars/all/teams.yml:2: myriad_teams.vision.wieght: is not a key that is known here; did "
             'you mean "weight"? (allowed: namespaces, quota, weight, cohort, borrow, lend, gpu_hours, notify)'

@@ -272,6 +272,20 @@ def test_no_shape_of_images_breaks_the_check(checked: Callable[..., Checked], va
     assert isinstance(result.fleet, Fleet)
 
 
+@pytest.mark.parametrize("value", [None, 7, "text", ["list"], {"a": 1}, {"rack_gbit": "fast"}, {7: 7}, True])
+@pytest.mark.parametrize("field", ["prewarm", "signing_key"])
+def test_no_shape_of_a_prewarm_breaks_the_check(checked: Callable[..., Checked], field: str, value: Any) -> None:
+    result = checked(myriad_images={"warm": [{"image": "gang-check"}], field: value})
+    assert isinstance(result.fleet, Fleet)
+    assert bool(result.errors) == (value is not None and not (field == "signing_key" and value == "text"))
+
+
+def test_a_prewarm_whose_cap_is_below_one_node_is_refused(said: Callable[..., list[str]]) -> None:
+    assert said(myriad_images={"prewarm": {"rack_gbit": 10, "node_gbit": 2.5}}) == []
+    (told,) = said(myriad_images={"prewarm": {"rack_gbit": 1}})
+    assert "below the 2.5 Gbit/s that a single node draws" in told
+
+
 SHAPES: list[Any] = [
     None,
     7,
