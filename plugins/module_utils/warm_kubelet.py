@@ -134,6 +134,12 @@ def audit(kubelet, *, kubelet_version="", containerd_version="", pinned=True):
             f"kubelet {kubelet_version}: only later patch releases of this minor spare pinned images "
             "(kubernetes#119986); 1.29 does",
         )
+    # KEP 2535: of images that the kubelet did not pull itself it has no record of credentials.
+    if kubelet.get("imagePullCredentialsVerificationPolicy") in ("AlwaysVerify", "NeverVerifyAllowlistedImages"):
+        sentences.append(
+            f"imagePullCredentialsVerificationPolicy is {kubelet['imagePullCredentialsVerificationPolicy']}: a pod has to "
+            "show the registry's credentials for an image that is here already, or the kubelet asks the registry again"
+        )
     if isinstance(high, int) and isinstance(low, int) and low >= high:
         sentences.append(
             f"imageGCLowThresholdPercent {low} is not below imageGCHighThresholdPercent {high}: "

@@ -135,6 +135,7 @@ class TestKubelet:
             ({}, ("v1.35.4", "v1.6.24"), True, False, "1.6.25 keeps it"),
             ({}, ("v1.24.17", "v2.3.4"), True, False, "does not know pinned images"),
             ({}, ("v1.27.3", "v2.3.4"), True, None, "only later patch releases"),
+            ({"imagePullCredentialsVerificationPolicy": "AlwaysVerify"}, ("v1.35.4", ""), True, True, "credentials"),
             ({"imageGCLowThresholdPercent": 90}, ("v1.35.4", "v2.3.4"), True, True, "refuses to start"),
         ],
     )
