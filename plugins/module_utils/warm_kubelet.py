@@ -135,10 +135,11 @@ def audit(kubelet, *, kubelet_version="", containerd_version="", pinned=True):
             "(kubernetes#119986); 1.29 does",
         )
     # KEP 2535: of images that the kubelet did not pull itself it has no record of credentials.
-    if kubelet.get("imagePullCredentialsVerificationPolicy") in ("AlwaysVerify", "NeverVerifyAllowlistedImages"):
+    policy = kubelet.get("imagePullCredentialsVerificationPolicy")
+    if policy in ("AlwaysVerify", "NeverVerifyAllowlistedImages"):
         sentences.append(
-            f"imagePullCredentialsVerificationPolicy is {kubelet['imagePullCredentialsVerificationPolicy']}: a pod has to "
-            "show the registry's credentials for an image that is here already, or the kubelet asks the registry again"
+            f"imagePullCredentialsVerificationPolicy is {policy}: a pod has to show the registry's credentials for an "
+            "image that is here already, or the kubelet asks the registry again"
         )
     if isinstance(high, int) and isinstance(low, int) and low >= high:
         sentences.append(
