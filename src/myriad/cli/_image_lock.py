@@ -14,15 +14,17 @@ from myriad.cli import _image_shared as shared
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext
-from myriad.images.definition import ExternalBase, ImageDefinition, OwnBase, load_definition
+from myriad.images.definition import ExternalBase, ImageDefinition, OwnBase, load_definition, runtime_folders
 from myriad.images.definition_errors import read_yaml
 from myriad.images.external import pull_base, registry_of
 from myriad.images.find import find_image
+from myriad.images.frozen import LOCK_FILE, frozen_text, read_frozen
 from myriad.images.installed import of_layers
 from myriad.images.lock import LockChange, changes, lock_text, lock_wheels, read_previous
 from myriad.images.matrix import MATRIX_FILE, Variant, load_matrix
 from myriad.images.oci import sha256_digest
 from myriad.images.refs import parse_ref
+from myriad.images.rootfs import newest_packages
 from myriad.images.runtime import check_pins
 from myriad.images.wheels import Wheel
 from myriad.images.wheels_layers import locked_wheels
@@ -33,7 +35,10 @@ def add(app: typer.Typer) -> None:
 
     @app.command(name="lock")
     def lock(
-        name: shared.NameArgument,
+        name: Annotated[str, typer.Argument(metavar="NAME", help="A folder of images/, or a variant.")] = "",
+        system: Annotated[
+            bool, typer.Option("--system", help="Write images/debian12.lock: the newest Debian packages of all images.")
+        ] = False,
         upgrade: Annotated[bool, typer.Option("--upgrade", help="Take the newest of every package.")] = False,
         upgrade_package: Annotated[
             list[str] | None, typer.Option("--upgrade-package", help="Take the newest of this one; may be repeated.")
@@ -46,6 +51,11 @@ def add(app: typer.Typer) -> None:
     ) -> None:
         """Resolve requirements and write the lock with hashes. 0: written or unchanged; 2: no solution, or --check."""
         folder = shared.images_folder(images)
+        if system == bool(name):
+            raise InputError("name an image, or say --system", hint="myriad image lock pytorch")
+        if system:
+            _lock_system(folder, as_json)
+            return
         pinned = pin_base(folder / name, write=not check)
         if pinned and not as_json:
             console.print(f"base   {pinned}", markup=False)
@@ -87,6 +97,30 @@ def add(app: typer.Typer) -> None:
         _tell(path, made, differs, changed=new != text, check=check, as_json=as_json, pinned=pinned)
         if check and new != text:
             raise typer.Exit(2)
+
+
+def _lock_system(images: Path, as_json: bool) -> None:
+    """Freeze the newest Debian packages of the base and of every image."""
+    wanted: list[str] = []
+    for folder in runtime_folders(images):
+        wanted += load_definition(folder).packages
+    with shared.progress(as_json) as show:
+        ctx = shared.context(show)
+        before = read_frozen(ctx.repository)
+        debs, taken = newest_packages(ctx, sorted(set(wanted)))
+    old = {deb.name: deb.file for deb in before.debs} if before is not None else {}
+    new = {deb.name: deb.file for deb in debs}
+    changed = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    path = ctx.repository / LOCK_FILE
+    if changed:
+        path.write_text(frozen_text(debs, taken), encoding="utf-8")
+    if as_json:
+        emit_json({"lock": str(path), "packages": len(debs), "changed": changed})
+        return
+    for name in changed:
+        console.print(f"{name.ljust(28)}{old.get(name, '-')} -> {new.get(name, '-')}", markup=False)
+    size = shared.megabytes(sum(deb.size for deb in debs))
+    console.print(f"{path}: {len(debs)} packages, {size}; {'written' if changed else 'unchanged'}", markup=False)
 
 
 def packages_below(ctx: BuildContext, folder: Path, definition: ImageDefinition) -> dict[str, str]:

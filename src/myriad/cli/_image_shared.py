@@ -44,7 +44,12 @@ def context(on_event: Any, *, fresh: bool = False) -> BuildContext:
     """The build's store and caches: `store` and `images` below `~/.cache/myriad`."""
     root = cache_root()
     return BuildContext(
-        store=root / "store", cache_dir=root / "images", repository=find_repository(), on_event=on_event, fresh=fresh
+        store=root / "store",
+        cache_dir=root / "images",
+        repository=find_repository(),
+        on_event=on_event,
+        fresh=fresh,
+        strict=True,
     )
 
 

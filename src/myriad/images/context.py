@@ -52,6 +52,7 @@ class BuildContext:
         apt_keyring: keyring that signs them.
         system_stamp: names a state of the Debian mirror; a new one installs the base and the nodes anew. A root file
             system that was installed once is otherwise kept: mirrors change every day, images only when asked to.
+        strict: what is frozen and cannot be had is an error, not a reason to take something newer.
         fresh: make every layer anew, and say which of them are not the bits that the cache has.
     """
 
@@ -64,6 +65,7 @@ class BuildContext:
     apt_keyring: Path | None = None
     system_stamp: str = ""
     fresh: bool = False
+    strict: bool = False
 
     @property
     def blobs(self) -> BlobStore:

@@ -18,16 +18,20 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, cast
 
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent, read_record, write_record
+from myriad.images.frozen import Deb, deb_of, frozen_sources, read_frozen
 from myriad.images.layer import Entry, Kind, directory, file_from_bytes, from_tar, write_tar
 from myriad.images.oci import Blob, Layer, canonical_json, open_layer, sha256_digest, write_layer
+from myriad.stack.fetch import FetchError
+from myriad.stack.store import Store
 
 SUITE = "bookworm"
 DPKG_STATUS = "var/lib/dpkg/status"
@@ -92,6 +96,7 @@ class Recipe:
     `purge` names packages that the installation needs and the image does not: their files and their lines in dpkg's
     status are left out.
     `drop` are patterns of paths (`*` spans directories). `revision` grows when the code here changes what comes out.
+    `frozen` packages are those of images/debian12.lock, not the mirror's newest.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Recipe:
     drop: tuple[str, ...] = ()
     setuid_allowed: bool = True
     revision: int = 1
+    frozen: bool = False
 
 
 BASE = Recipe(
@@ -135,6 +141,7 @@ BASE = Recipe(
         "var/lib/apt/*",
     ),
     setuid_allowed=False,
+    frozen=True,
 )
 
 NODE = Recipe(
@@ -160,7 +167,25 @@ class Rootfs:
 
 def build_base_layer(ctx: BuildContext) -> Layer:
     """The layer that every Python image and kube-proxy start from."""
-    return ctx.cached_layer("base", _inputs(ctx, BASE), lambda: _base_layer(ctx))
+    return _frozen_or_newest(
+        ctx, BASE, lambda recipe: ctx.cached_layer("base", _inputs(ctx, recipe), lambda: _base_layer(ctx, recipe))
+    )
+
+
+def _frozen_or_newest(ctx: BuildContext, recipe: Recipe, build: Callable[[Recipe], Layer]) -> Layer:
+    """A layer from the frozen packages.
+
+    Without `strict`, frozen packages that cannot be had any more are replaced by the mirror's newest, and that is said:
+    a lab comes up in any case.
+    """
+    try:
+        return build(recipe)
+    except FetchError as error:
+        if ctx.strict or not recipe.frozen:
+            raise
+        text = f"the mirror's newest packages instead of the frozen ones: {error.message}"
+        ctx.on_event(BuildEvent(recipe.name, "progress", text))
+        return build(replace(recipe, frozen=False))
 
 
 def known_base_layer(ctx: BuildContext) -> Layer | None:
@@ -168,9 +193,11 @@ def known_base_layer(ctx: BuildContext) -> Layer | None:
     return ctx.known_layer("base", _inputs(ctx, BASE))
 
 
-def _base_layer(ctx: BuildContext) -> Layer:
-    with _installed(ctx, BASE) as archive:
-        return write_layer(ctx.blobs, recipe_entries(archive, BASE), comment="base (Debian bookworm)", epoch=ctx.epoch)
+def _base_layer(ctx: BuildContext, recipe: Recipe) -> Layer:
+    with _installed(ctx, recipe) as archive:
+        return write_layer(
+            ctx.blobs, recipe_entries(archive, recipe), comment="base (Debian bookworm)", epoch=ctx.epoch
+        )
 
 
 def build_packages_layer(ctx: BuildContext, base: Layer, packages: Sequence[str]) -> Layer:
@@ -178,18 +205,24 @@ def build_packages_layer(ctx: BuildContext, base: Layer, packages: Sequence[str]
 
     The base's own packages stay without what its recipe leaves out, except for what the new ones need.
     """
-    recipe, inputs = _packages_recipe(ctx, base, packages)
     step = "packages " + " ".join(packages)
-    return ctx.cached_layer(step, inputs, lambda: _packages_layer(ctx, base, recipe, packages))
+
+    def build(lower: Recipe) -> Layer:
+        recipe, inputs = _packages_recipe(ctx, lower, base, packages)
+        return ctx.cached_layer(step, inputs, lambda: _packages_layer(ctx, base, recipe, packages))
+
+    return _frozen_or_newest(ctx, BASE, build)
 
 
 def known_packages_layer(ctx: BuildContext, base: Layer, packages: Sequence[str]) -> Layer | None:
     """That layer where the cache has it."""
-    return ctx.known_layer("packages " + " ".join(packages), _packages_recipe(ctx, base, packages)[1])
+    return ctx.known_layer("packages " + " ".join(packages), _packages_recipe(ctx, BASE, base, packages)[1])
 
 
-def _packages_recipe(ctx: BuildContext, base: Layer, packages: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
-    recipe = replace(BASE, name="packages", packages=(*BASE.packages, *packages))
+def _packages_recipe(
+    ctx: BuildContext, lower: Recipe, base: Layer, packages: Sequence[str]
+) -> tuple[Recipe, dict[str, Any]]:
+    recipe = replace(lower, name="packages", packages=(*lower.packages, *packages))
     return recipe, {**_inputs(ctx, recipe), "base": base.digest, "packages": list(packages)}
 
 
@@ -255,6 +288,26 @@ def needed_packages(status: str, roots: Sequence[str]) -> set[str]:
     return found
 
 
+def newest_packages(ctx: BuildContext, packages: Sequence[str]) -> tuple[list[Deb], str]:
+    """The files of the base's packages and further ones, with all that they need, as the mirrors have them now; and
+    when that was, as Debian's snapshots name times."""
+    recipe = replace(BASE, name="frozen", packages=tuple(dict.fromkeys((*BASE.packages, *packages))), frozen=False)
+    taken = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    with _installed(ctx, recipe) as archive:
+        status = _read(archive, DPKG_STATUS).decode()
+    found = []
+    for paragraph in status.strip().split("\n\n"):
+        fields = dict(re.findall(r"(?m)^(Package|Version|Architecture): (.*)$", paragraph))
+        escaped = fields["Version"].replace(":", "%3a")
+        file = ctx.cache_dir / "debs" / f"{fields['Package']}_{escaped}_{fields['Architecture']}.deb"
+        if not file.is_file():
+            raise MyriadError(f"apt kept no file of {fields['Package']} {fields['Version']}", where=str(file.parent))
+        deb = deb_of(file)
+        Store(ctx.store).put_file(file, expect=deb.sha256)
+        found.append(deb)
+    return found, taken
+
+
 def build_node_rootfs(ctx: BuildContext, recipe: Recipe = NODE) -> Rootfs:
     """The root file system of a node: a lab node for `docker import`, or what a node image starts from.
 
@@ -281,7 +334,10 @@ def build_node_rootfs(ctx: BuildContext, recipe: Recipe = NODE) -> Rootfs:
 
 
 def _inputs(ctx: BuildContext, recipe: Recipe) -> dict[str, Any]:
-    inputs = {"recipe": asdict(recipe), "sources": list(apt_sources(ctx)), "hook": _HOOK_BYTECODE}
+    frozen = read_frozen(ctx.repository) if recipe.frozen else None
+    source: dict[str, Any] = {"frozen": frozen.digest} if frozen else {"sources": list(apt_sources(ctx))}
+    described = {key: value for key, value in asdict(recipe).items() if key != "frozen"}
+    inputs = {"recipe": described, **source, "hook": _HOOK_BYTECODE}
     return {**inputs, "stamp": ctx.system_stamp} if ctx.system_stamp else inputs
 
 
@@ -308,6 +364,12 @@ class _installed:
         self._scratch.cleanup()
 
 
+def _sources(ctx: BuildContext, recipe: Recipe) -> tuple[str, ...]:
+    """Where apt installs from: the frozen packages, else the mirrors."""
+    frozen = read_frozen(ctx.repository) if recipe.frozen else None
+    return frozen_sources(ctx, frozen) if frozen is not None else apt_sources(ctx)
+
+
 def _run_mmdebstrap(ctx: BuildContext, recipe: Recipe, archive: Path) -> None:
     """Install the recipe's packages into a tar. Downloaded packages are kept in the cache, so a second run needs the
     index only."""
@@ -319,9 +381,10 @@ def _run_mmdebstrap(ctx: BuildContext, recipe: Recipe, archive: Path) -> None:
         str(program),
         "--variant=minbase",
         "--format=tar",
+        # apt by name: only the archive's own index calls it required, not the package itself.
         # usr-is-merged instead of usrmerge, which would bring 40 MB of Perl; the hook merges /usr before the first
         # package is unpacked.
-        f"--include={','.join(('usr-is-merged', *recipe.packages))}",
+        f"--include={','.join(('usr-is-merged', 'apt', *recipe.packages))}",
         "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
         "--dpkgopt=force-unsafe-io",
         *(f"--dpkgopt=path-exclude=/{pattern}" for pattern in _DOCUMENTS),
@@ -334,7 +397,7 @@ def _run_mmdebstrap(ctx: BuildContext, recipe: Recipe, archive: Path) -> None:
         f"--customize-hook={_HOOK_BYTECODE}",
         SUITE,
         str(archive),
-        *apt_sources(ctx),
+        *_sources(ctx, recipe),
     ]
     log = ctx.cache_dir / "logs" / f"rootfs-{recipe.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
