@@ -103,19 +103,27 @@ def in_bundle(bundle_dir: Path, refs: Sequence[str], *, cache: Path | None = Non
         raise InputError(
             f"the bundle has no image {', '.join(missing)}; it has {', '.join(sorted(entries))}", where=str(bundle_dir)
         )
-    wanted = [entries[ref] for ref in refs]
-    sizes = _measured(bundle, wanted, cache or cache_root() / "prewarm")
-    result = {}
-    for entry in wanted:
-        manifest = bundle.path(entry.digest).read_bytes()
-        config = bundle.path(json.loads(manifest)["config"]["digest"]).read_bytes()
-        result[entry.ref] = {"digest": entry.digest, "layers": layers_of(manifest, config, sizes)}
-    return result
+    read = {}
+    for ref in refs:
+        manifest = bundle.path(entries[ref].digest).read_bytes()
+        read[ref] = manifest, bundle.path(json.loads(manifest)["config"]["digest"]).read_bytes()
+    unknown = {
+        layer["digest"]
+        for manifest, config in read.values()
+        for layer in layers_of(manifest, config, {})
+        if layer["estimated"]
+    }
+    measured = _measured(bundle, [entries[ref] for ref in refs], unknown, cache or cache_root() / "prewarm")
+    return {
+        ref: {"digest": entries[ref].digest, "layers": layers_of(manifest, config, measured)}
+        for ref, (manifest, config) in read.items()
+    }
 
 
-def _measured(bundle: Bundle, entries: Sequence[ImageEntry], folder: Path) -> dict[str, int]:
-    """Unpacked bytes by digest of all layers of these images."""
-    blobs = {f"sha256:{blob.sha256}": blob for entry in entries for blob in entry.blobs if "layer" in blob.media_type}
+def _measured(bundle: Bundle, entries: Sequence[ImageEntry], unknown: set[str], folder: Path) -> dict[str, int]:
+    """Unpacked bytes by digest of those layers of which nobody tells."""
+    every = {f"sha256:{blob.sha256}": blob for entry in entries for blob in entry.blobs}
+    blobs = {digest: every[digest] for digest in unknown if digest in every}
     path = folder / _FILE
     known = _read(path)
     if blobs.keys() <= known.keys():
