@@ -62,7 +62,7 @@ def warm_hosts(lab: Any, digest: str) -> set[str]:
     """Nodes that carry the label of a warm image."""
     label = warm_label(digest)
     nodes = json.loads(lab.kubectl("get", "nodes", "-o", "json"))["items"]
-    return {node["metadata"]["name"] for node in nodes if node["metadata"]["labels"].get(label) == "true"}
+    return {node["metadata"]["name"] for node in nodes if label in node["metadata"]["labels"]}
 
 
 def eventually(what: Callable[[], Any], wanted: Any, within_s: float) -> None:

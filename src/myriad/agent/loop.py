@@ -218,7 +218,7 @@ class Agent:
 
     def _assert(self, node: Json, spec: Spec, portrait: Portrait) -> Json:
         labels = derive_labels(portrait, spec, spec.labelling)
-        labels |= warm.warm_labels(warm.read(self._settings.host.root), Kubelet.of(node))
+        labels |= warm.warm_labels(warm.read(self._settings.host.root), Kubelet.of(node), datetime.now(UTC))
         todo = asserted.operations(node, labels, spec.taints, complete=is_complete(portrait))
         if not todo:
             return node

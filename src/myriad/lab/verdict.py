@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from myriad.agent.report import Record, own_taints
+from myriad.fleet.labels import WARM_PREFIX
 from myriad.lab.topology import LabNode
 
 Json = dict[str, Any]
@@ -72,7 +73,11 @@ def _verdict(node: LabNode, item: Json | None, warm: Sequence[str]) -> NodeVerdi
         )
     status, spec = item.get("status", {}), item.get("spec", {})
     allocatable = int(status.get("allocatable", {}).get(GPU_RESOURCE, 0))
-    present = [name for name in warm if _has_image(status.get("images") or [], name)]
+    # The node's label comes as soon as the image is proven, the kubelet's list up to 40 seconds later.
+    labels = {value for key, value in (item["metadata"].get("labels") or {}).items() if key.startswith(WARM_PREFIX)}
+    present = [
+        name for name in warm if name.rpartition("/")[2] in labels or _has_image(status.get("images") or [], name)
+    ]
     ready: Json = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
     closed = bool(own_taints(item))
     record = Record.of(item)
