@@ -9,7 +9,7 @@ import pytest
 
 from myriad.errors import InputError, MyriadError
 from myriad.images import rootfs
-from myriad.images.context import BuildContext
+from myriad.images.context import BuildContext, BuildEvent
 from myriad.images.layer import Entry, file_from_bytes
 from myriad.images.oci import Layer, write_layer
 from myriad.images.rootfs import (
@@ -23,6 +23,7 @@ from myriad.images.rootfs import (
     machine_sources,
     recipe_entries,
 )
+from myriad.stack.fetch import FetchError
 
 
 def kept(archive: Path, recipe: Recipe) -> dict[str, Entry]:
@@ -157,7 +158,7 @@ def test_a_new_stamp_installs_anew(ctx: BuildContext, tmp_path: Path, monkeypatc
     keyring.write_bytes(b"")
     made = []
 
-    def make(ctx: BuildContext) -> Layer:
+    def make(ctx: BuildContext, recipe: Recipe) -> Layer:
         made.append(ctx.system_stamp)
         return write_layer(ctx.blobs, [file_from_bytes("/a", b"a")])
 
@@ -165,3 +166,23 @@ def test_a_new_stamp_installs_anew(ctx: BuildContext, tmp_path: Path, monkeypatc
     for stamp in ("", "", "2026-11-29", "2026-11-29"):
         build_base_layer(replace(ctx, apt_keyring=keyring, system_stamp=stamp))
     assert made == ["", "2026-11-29"]
+
+
+def test_a_frozen_package_that_is_gone_is_an_error_or_told(
+    ctx: BuildContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[BuildEvent]
+) -> None:
+    keyring = tmp_path / "keyring.gpg"
+    keyring.write_bytes(b"")
+
+    def make(ctx: BuildContext, recipe: Recipe) -> Layer:
+        if recipe.frozen:
+            raise FetchError("gone_1_all.deb cannot be had any more")
+        return write_layer(ctx.blobs, [file_from_bytes("/a", b"a")])
+
+    monkeypatch.setattr(rootfs, "_base_layer", make)
+    with pytest.raises(FetchError, match="cannot be had any more"):
+        build_base_layer(replace(ctx, apt_keyring=keyring, strict=True))
+    assert build_base_layer(replace(ctx, apt_keyring=keyring)).size
+    assert any("newest packages instead of the frozen ones: gone_1_all.deb" in event.detail for event in events)
+    # What came instead is not taken for the frozen one later.
+    assert rootfs.known_base_layer(replace(ctx, apt_keyring=keyring)) is None
