@@ -257,11 +257,11 @@ def _rollout(
     look_only: bool = False,
 ) -> tuple[list[NodeOutcome], list[dict[str, Any]], RunResult, str]:
     _wanted_pools(fleet, images, pools)
+    if limit and pools:
+        raise InputError("--pool and --limit both say which nodes", hint="give one of them")
     if limit:
         check_limit(inventory, limit)
-    groups = ":".join(pool_group(name) for name in pools)
-    # Ansible joins patterns by commas and intersects with `:&`: a pool and a --limit both have to hold.
-    pattern = f"{groups}:&{limit}" if groups and limit else groups or limit
+    pattern = limit or ":".join(pool_group(name) for name in pools)
     folder = Path(tempfile.mkdtemp(prefix="myriad-prewarm-"))
     journal = folder / "journal.jsonl"
     extra = {"image_prewarm_journal": str(journal)}
@@ -286,6 +286,10 @@ def _rollout(
     planned: dict[str, Any] = next((line["plan"] for line in lines if "plan" in line), {})
     stop = next((str(line["stop"]) for line in lines if line.get("stop")), "")
     rows = [line for line in lines if "host" in line]
+    told = {str(line["host"]) for line in rows} | planned.get("refused", {}).keys()
+    # Hosts that failed before the plan was made are in no wave and in no line of the journal.
+    lost = {name: ran.hosts[name].failures[-1][2] for name in ran.failed_hosts if name not in told}
+    planned["failed"] = {**planned.get("failed", {}), **lost}
     unreachable = {name: ran.hosts[name].unreachable for name in ran.unreachable_hosts}
     hosts = sorted({*planned.get("warm", []), *planned.get("order", []), *planned.get("refused", {}),
                     *planned.get("failed", {}), *unreachable})  # fmt: skip

@@ -47,6 +47,8 @@ def test_a_made_up_site_is_played_through() -> None:
         (("plan", "--nodes", "3", "--racks", "5"), "there are too few of them"),
         (("run", "gang-chek", "-i", EXAMPLE), 'did you mean "gang-check"'),
         (("status", "-i", "inventories/none"), "there is no such inventory"),
+        (("run", "--pool", "h100", "--limit", "gpu0001", "-i", EXAMPLE), "both say which nodes"),
+        (("run", "--limit", "gpu00001", "-i", EXAMPLE), "neither a host nor a group"),
     ],
 )
 def test_wrong_input_is_a_sentence(arguments: tuple[str, ...], words: str) -> None:
