@@ -128,7 +128,7 @@ def _finding(finding: Finding, head: str, width: int | None) -> Iterator[str]:
 
 
 def _wrapped(head: str, sentence: str, width: int | None) -> list[str]:
-    if width is None or width - len(head) < 40:
+    if width is None or width - len(head) < 30:
         return [(head + sentence).rstrip()]
     return textwrap.wrap(
         head + sentence, width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False
