@@ -47,7 +47,7 @@ from typing import Any
 from ansible import constants as C
 from ansible.playbook.task_include import TaskInclude
 from ansible.plugins.callback import CallbackBase
-from ansible_collections.myriad.gpu.plugins.plugin_utils.preload import preload
+from ansible_collections.myriad.gpu.plugins.plugin_utils.preload import preload, preload_description
 
 EVENTS_VARIABLE = "MYRIAD_EVENTS"
 ARGUMENT_CHECK = "Validating arguments against arg spec"
@@ -173,6 +173,7 @@ class CallbackModule(CallbackBase):
         self._events = Events()
         self._live: LiveView | None = None
         self._check = False
+        self._described = False
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
@@ -195,10 +196,18 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_play_start(self, play: Any) -> None:
         self._flush()
         self.play_name = play.get_name().strip()
+        self._describe(play)
         self._plays.append((self.play_name, time.monotonic()))
         self._events.write("play", name=self.play_name)
         mode = " (check mode, nothing is changed)" if self._check and len(self._plays) == 1 else ""
         self._say(f"{self._stamp()} {self.play_name}{mode}", color=C.COLOR_HIGHLIGHT)
+
+    def _describe(self, play: Any) -> None:
+        """Read the description once, before the first play whose variables follow from it."""
+        sources = getattr(getattr(play.get_variable_manager(), "_inventory", None), "_sources", None)
+        if play.vars_files and sources and not self._described:
+            self._described = True
+            preload_description([str(source) for source in sources])
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         self._start(task)

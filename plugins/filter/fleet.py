@@ -7,35 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from myriad.fleet import Checked, RawInventory, check, inventory_from_groups, node_labels, objects_for_cluster_policy
+from ansible_collections.myriad.gpu.plugins.plugin_utils.described import checked, fleet_of, raw_inventory
+from myriad.fleet import check, inventory_from_groups, objects_for_cluster_policy
 from myriad.fleet import pod_cidr as fleet_pod_cidr
 from myriad.fleet.labels import labels_from_variables
-from myriad.fleet.portrait_spec import portrait_specs
-from myriad.inventory import read_inventory
 from myriad.roles import with_role_settings
-
-
-def _refused(checked: Checked) -> AnsibleFilterError:
-    lines = [
-        f"{problem.origin.file + ': ' if problem.origin else ''}{problem.subject} {problem.message}"
-        for problem in checked.errors
-    ]
-    return AnsibleFilterError("the description is wrong, nothing was touched:\n  " + "\n  ".join(lines))
-
-
-def _checked(raw: RawInventory) -> Checked:
-    checked = check(raw)
-    if checked.errors:
-        raise _refused(checked)
-    return checked
-
-
-def _read(sources: Any) -> RawInventory:
-    if isinstance(sources, str):
-        sources = [sources]
-    if not isinstance(sources, Sequence) or not sources:
-        raise AnsibleFilterError("give the inventory sources, as ansible_inventory_sources has them")
-    return read_inventory(*(str(source) for source in sources))
 
 
 def fleet_objects(
@@ -50,30 +26,19 @@ def fleet_objects(
     raw = inventory_from_groups(
         description, {name: list(hosts) for name, hosts in groups.items()}, locations=locations, gpus=gpus
     )
-    return objects_for_cluster_policy(_checked(raw).fleet)
+    return objects_for_cluster_policy(checked(raw).fleet)
 
 
 def fleet_from_inventory(sources: Any) -> dict[str, Any]:
     """The whole fleet, read from the inventory sources in one go."""
-    fleet = _checked(_read(sources)).fleet
-    return {
-        "cluster": fleet.cluster.model_dump(mode="json"),
-        "hosts": {
-            name: {**host.model_dump(mode="json"), "labels": node_labels(fleet, name)}
-            for name, host in fleet.hosts.items()
-        },
-        "pools": {name: pool.model_dump(mode="json") for name, pool in fleet.pools.items()},
-        "capacity": dict(fleet.capacity),
-        "objects": objects_for_cluster_policy(fleet),
-        "portraits": portrait_specs(fleet),
-    }
+    return fleet_of(sources)
 
 
 def fleet_problems(sources: Any) -> list[dict[str, Any]]:
     """Everything that is wrong with the inventory sources: the description, and variables of the roles."""
-    raw = _read(sources)
-    checked = with_role_settings(check(raw), raw, Path(__file__).parents[2] / "roles")
-    return [problem.as_dict() | {"subject": problem.subject} for problem in checked.problems]
+    raw = raw_inventory(sources)
+    found = with_role_settings(check(raw), raw, Path(__file__).parents[2] / "roles")
+    return [problem.as_dict() | {"subject": problem.subject} for problem in found.problems]
 
 
 def fleet_node_labels(

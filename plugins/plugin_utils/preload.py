@@ -7,6 +7,7 @@ controller's time in a site run.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ansible.errors import AnsibleError
@@ -39,6 +40,15 @@ ACTIONS = (
 CONNECTIONS = ("ssh", "local")
 # How modules take their arguments and give their results: the profile of all that do not ask for another one.
 PROFILE = "legacy"
+
+
+def preload_description(sources: Sequence[str]) -> None:
+    """Read the description, for plays whose variables follow from it."""
+    try:
+        from ansible_collections.myriad.gpu.plugins.plugin_utils import described
+    except ImportError:
+        return
+    described.keep(sources)
 
 
 def preload() -> None:
