@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
-from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context, slots
 from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 
 OWN = ("registries", "rack", "jitter_s", "journal", "plan")
 
 
-class ActionModule(ActionBase):
+class ActionModule(NodeAction):
     _supports_check_mode = True
     _supports_async = False
 

@@ -23,7 +23,20 @@ from ansible.plugins.loader import (
 
 # kubernetes.config is what every task that talks to the cluster reads its kubeconfig with: most of a second each.
 MODULES = ("myriad.inventory", "myriad.fleet", "myriad.stack.bundle", "myriad.kube.record", "kubernetes.config")
-FILTERS = ("fleet_from_inventory", "artifact_items", "taints", "pod_cidr", "node_labels")
+# One of each file: loading it imports what all of the file need.
+FILTERS = (
+    "artifact_items",
+    "brake_sizes",
+    "device_plugin_environment",
+    "fabric_plan",
+    "fleet_from_inventory",
+    "locked_driver_set",
+    "mig_layouts",
+    "node_portraits",
+    "prewarm_images",
+    "registry_access",
+    "unknown_role_variables",
+)
 ACTIONS = (
     "ansible.builtin.assert",
     "ansible.builtin.command",
@@ -32,6 +45,7 @@ ACTIONS = (
     "myriad.gpu.artifacts",
     "myriad.gpu.cluster_state",
     "myriad.gpu.files",
+    "myriad.gpu.image_prewarm",
     "myriad.gpu.kube_objects",
     "myriad.gpu.node_state",
     "myriad.gpu.packages",
@@ -57,7 +71,8 @@ def preload() -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     for name in FILTERS:
-        filter_loader.get(f"myriad.gpu.{name}")
+        with suppress(AnsibleError, ImportError):
+            filter_loader.get(f"myriad.gpu.{name}")
     lookup_loader.get("myriad.gpu.bundle")
     for name in ACTIONS:
         with suppress(AnsibleError, ImportError):
