@@ -27,8 +27,17 @@ def read(root="/"):
     settings = {}
     for name in [path, *sorted(glob.glob(os.path.join(root, DROP_INS.lstrip("/"), "*.conf")))]:
         with open(name, encoding="utf-8") as stream:
-            settings.update(parse(stream.read()))
+            merge(settings, parse(stream.read()))
     return settings
+
+
+def merge(settings, more):
+    """Add a drop-in as the kubelet does: mappings key by key, all else as a whole."""
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(settings.get(key), dict):
+            settings[key].update(value)
+        else:
+            settings[key] = value
 
 
 def parse(text):

@@ -29,7 +29,7 @@ CLONE = Path(__file__).resolve().parents[2]
 MYRIAD = str(Path(sys.executable).with_name("myriad"))
 GPU_NODES = ("gpu1", "gpu2", "gpu3")
 OCI = "application/vnd.oci.image"
-KUBELET = "/var/lib/kubelet/config.yaml"
+KUBELET = "/etc/kubernetes/kubelet.conf.d/50-myriad.conf"
 
 
 def myriad(*arguments: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
@@ -47,9 +47,9 @@ def forget(lab: Any, host: str, repository: str) -> None:
     """Take an image off a node, with its pin, its names and the record that it was warm."""
     lab.ssh(
         host,
-        f"for name in $(ctr -n k8s.io images list -q | grep {repository}); do "
-        "ctr -n k8s.io images remove --sync $name; done; "
-        f"for id in $(crictl images -q registry.myriad.internal/{repository}); do crictl rmi $id; done",
+        # Without a match `crictl images -q NAME` gives all images.
+        f"for id in $(crictl images | awk '$1 == \"registry.myriad.internal/{repository}\" {{print $3}}' | sort -u); do "
+        "crictl rmi $id; done",
         check=False,
     )
     until = time.monotonic() + 20
@@ -260,13 +260,20 @@ def test_a_containerd_killed_in_mid_pull_is_taken_up_again(lab: Any, playbook: A
     said: list[str] = []
     killer = threading.Thread(target=lambda: said.append(lab.ssh("gpu2", watch, timeout=180)))
     killer.start()
-    run = playbook("prewarm", "--limit", "gpu2", "-e", large.variables())
+    journal = CLONE / ".lab" / "logs" / "prewarm-e2e.jsonl"
+    journal.unlink(missing_ok=True)
+    run = playbook("prewarm", "--limit", "gpu2", "-e", large.variables(), "-e", f"image_prewarm_journal={journal}")
     killer.join()
     assert said == ["killed\n"]
     assert run.code == 0, run.output[-3000:]
+    (line,) = [
+        json.loads(text) for text in journal.read_text().splitlines() if '"host"' in text and '"plan"' not in text
+    ]
+    (image,) = line["images"]
+    assert (image["outcome"], image["resumed"]) == ("pulled", 1), line
+    assert "taken up again after the runtime came back" in image["sentence"]
     status = status_of(lab, "gpu2", large.reference)
     assert status is not None and status["pinned"] is True
-    assert "taken up again" in lab.ssh("gpu2", "cat /var/lib/myriad/images/warm.json") + run.output
 
 
 @pytest.mark.slow
@@ -278,7 +285,7 @@ def test_a_disk_without_room_is_refused_before_any_byte_with_the_numbers(
     lab.ssh("gpu3", f"cp -p {KUBELET} /root/kubelet.before")
     try:
         # The running kubelet read its file at its start: what it keeps free is told to the admission alone.
-        lab.ssh("gpu3", f"sed -i 's/^  imagefs.available:.*/  imagefs.available: \"{kept}\"/' {KUBELET}")
+        lab.ssh("gpu3", f"sed -i 's/imagefs.available: .*/imagefs.available: \"{kept}\"/' {KUBELET}")
         journal = CLONE / ".lab" / "logs" / "prewarm-e2e.jsonl"
         journal.unlink(missing_ok=True)
         run = playbook("prewarm", "--limit", "gpu3", "-e", large.variables(), "-e", f"image_prewarm_journal={journal}")

@@ -48,13 +48,13 @@ def test_the_node_itself_finds_nothing_that_differs(host: Host) -> None:
     assert (done.rc, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("unit", ["myriad-images.service", "myriad-images.timer"])
+@pytest.mark.parametrize("unit", ["myriad-images.path", "myriad-images.timer"])
 def test_its_units_are_right(host: Host, unit: str) -> None:
     assert host.service(unit).is_enabled
     assert host.run(f"systemd-analyze verify {unit}").rc == 0
 
 
 def test_pins_are_looked_after_whenever_the_runtime_starts(host: Host) -> None:
-    wants = host.check_output("systemctl show --property=Wants --value containerd.service").split()
-    assert "myriad-images.service" in wants
-    assert host.service("myriad-images.timer").is_running
+    for unit in ("myriad-images.path", "myriad-images.timer"):
+        assert host.service(unit).is_running
+        assert host.check_output(f"systemctl show --property=Triggers --value {unit}") == "myriad-images.service"

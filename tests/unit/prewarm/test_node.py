@@ -116,6 +116,20 @@ class TestKubelet:
         assert found["evictionSoft"] == {"imagefs.available": "20%"}
         assert (found["imageGCHighThresholdPercent"], found["failSwapOn"]) == (99, False)
 
+    def test_drop_ins_are_added_key_by_key(self, tmp_path: Path) -> None:
+        main, folder = tmp_path / "var/lib/kubelet/config.yaml", tmp_path / "etc/kubernetes/kubelet.conf.d"
+        main.parent.mkdir(parents=True)
+        folder.mkdir(parents=True)
+        main.write_text("evictionHard:\n  imagefs.available: 15%\n  nodefs.available: 10%\nfailSwapOn: true\n")
+        (folder / "10-first.conf").write_text("evictionHard:\n  imagefs.available: 1Gi\n")
+        (folder / "20-last.conf").write_text("imageGCHighThresholdPercent: 99\nfailSwapOn: false\n")
+        assert warm_kubelet.read(str(tmp_path)) == {
+            "evictionHard": {"imagefs.available": "1Gi", "nodefs.available": "10%"},
+            "imageGCHighThresholdPercent": 99,
+            "failSwapOn": False,
+        }
+        assert warm_kubelet.read(str(tmp_path / "nowhere")) is None
+
     @pytest.mark.parametrize(
         ("settings", "versions", "pinned", "kept", "words"),
         [
