@@ -48,7 +48,7 @@ def forget(lab: Any, host: str, repository: str) -> None:
     lab.ssh(
         host,
         # Without a match `crictl images -q NAME` gives all images.
-        f"for id in $(crictl images | awk '$1 == \"registry.myriad.internal/{repository}\" {{print $3}}' | sort -u); do "
+        f"for id in $(crictl images | awk '$1 == \"registry.myriad.internal/{repository}\" {{print $3}}'); do "
         "crictl rmi $id; done",
         check=False,
     )
