@@ -216,6 +216,16 @@ def from_tar(archive: Path, *, keep: Callable[[Entry], bool] = lambda entry: Tru
             yield entry
 
 
+def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Unpack one member below a folder, never above it. Python 3.11 before 3.11.4, which Debian 12 has, cannot filter by
+    itself."""
+    clean_path(member.name)
+    if hasattr(tarfile, "tar_filter"):
+        tar.extract(member, target, filter="tar")
+    else:
+        tar.extract(member, target)
+
+
 def write_tar(entries: Iterable[Entry], out: IO[bytes], *, epoch: int = SOURCE_DATE_EPOCH) -> None:
     """Write the entries, with the directories above them, as a POSIX tar stream. The same entries give the same
     bytes."""

@@ -24,7 +24,7 @@ from myriad.images.closure import needed_files
 from myriad.images.context import BuildContext
 from myriad.images.definition import DEBIAN_PYTHON, Source
 from myriad.images.definition import Python as ExternalPython
-from myriad.images.layer import Entry, file_from_path, from_tree
+from myriad.images.layer import Entry, extract, file_from_path, from_tree
 from myriad.images.oci import Blob, Layer, open_layer, sha256_digest, write_layer
 from myriad.images.plan import SOURCE
 from myriad.stack.settings import read_mirrors
@@ -250,7 +250,7 @@ def _unpack(ctx: BuildContext, layer: Layer, target: Path, wanted: re.Pattern[st
                 if place.is_symlink() or place.is_file():
                     place.unlink()  # a higher layer's file replaces a lower one's
                 if not (member.isdir() and place.is_dir()):
-                    tar.extract(member, target, filter="tar")
+                    extract(tar, member, target)
 
 
 def export_requirements(ctx: BuildContext, group: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from myriad.errors import MyriadError
 from myriad.images.context import BuildContext, BuildEvent
 from myriad.images.definition import ImageDefinition
-from myriad.images.layer import Entry, file_from_bytes, file_from_path
+from myriad.images.layer import Entry, extract, file_from_bytes, file_from_path
 from myriad.images.lock import check_fresh
 from myriad.images.oci import Blob, Layer, open_layer, sha256_digest, write_layer
 from myriad.images.plan import SITE, Contents, PlannedLayer
@@ -216,7 +216,7 @@ def _unpack_libraries(ctx: BuildContext, layer: Layer, root: Path) -> None:
     with open_layer(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             if wanted.match(member.name.removeprefix("./")) and not member.isdev():
-                tar.extract(member, root, filter="tar")
+                extract(tar, member, root)
 
 
 def _elf_headers(entry: Entry, target: Path) -> None:
