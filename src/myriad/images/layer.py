@@ -217,8 +217,10 @@ def from_tar(archive: Path, *, keep: Callable[[Entry], bool] = lambda entry: Tru
 
 
 def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Unpack one member below a folder, never above it. Python 3.11 before 3.11.4, which Debian 12 has, cannot filter by
-    itself."""
+    """Unpack one member below a folder, never above it.
+
+    Python 3.11 before 3.11.4, which Debian 12 has, knows no filter.
+    """
     clean_path(member.name)
     if hasattr(tarfile, "tar_filter"):
         tar.extract(member, target, filter="tar")
