@@ -12,7 +12,7 @@ description:
   - C(prewarm_rack) is the rack of a node, and how many of it pull at a time.
   - C(prewarm_waves) are the sizes of the waves for so many nodes, as C(serial) takes them.
   - C(prewarm_jitter) is the longest wait of a node before its pull.
-  - C(prewarm_looks) and C(prewarm_results) gather what the role registered on each host, for the plan and for the verdict between waves.
+  - C(prewarm_looks) and C(prewarm_results) gather what the role registered on each host, for the plan and the verdict.
 """
 
 import itertools
