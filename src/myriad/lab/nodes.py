@@ -37,6 +37,8 @@ _HOST_LABEL = "dev.myriad.lab.host"
 _SPEC_LABEL = "dev.myriad.lab.spec"
 #: How long systemd inside a container may take until it answers over ssh.
 BOOT_TIMEOUT_S = 60.0
+#: How often a command is run again in a node whose output the engine lost.
+EXEC_ATTEMPTS = 5
 
 #: Raised when nodes of an earlier version lack something that this version relies on.
 _LAYOUT = 3
@@ -333,13 +335,30 @@ def exec_text(container: Any, script: str) -> tuple[int, str]:
     return int(code), bytes(output).decode(errors="replace")
 
 
+def exec_whole(container: Any, script: str) -> tuple[int, str]:
+    """Like `exec_text`, until all of the output has come: a loaded engine ends the stream early now and then."""
+    end = "--- end ---"
+    for attempt in range(EXEC_ATTEMPTS):
+        code, output = exec_text(container, f"{{ {script}\n}} && echo '{end}'")
+        if code != 0 or output.rstrip().endswith(end):
+            break
+        time.sleep(0.5 * (attempt + 1))
+    else:
+        raise MyriadError(
+            f"the engine lost the output of a command {EXEC_ATTEMPTS} times",
+            where=str(container.name),
+            hint="it is overloaded; run the same command again.",
+        )
+    return code, output.rstrip().removesuffix(end)
+
+
 def write_known_hosts(client: docker.DockerClient, state: LabState, paths: LabPaths) -> None:
     """Collect the nodes' host keys through the engine, which is a trusted path, so that ssh never asks or guesses."""
 
     def keys(item: tuple[str, HostRecord]) -> str:
         name, record = item
         container = client.containers.get(record.container)
-        code, output = exec_text(container, "cat /etc/ssh/ssh_host_*_key.pub")
+        code, output = exec_whole(container, "cat /etc/ssh/ssh_host_*_key.pub")
         if code != 0:
             raise MyriadError("the node has no host keys", where=name, hint="`make lab-down`, then `make lab`.")
         lines = [" ".join(line.split()[:2]) for line in output.splitlines() if line.strip()]

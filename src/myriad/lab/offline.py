@@ -18,7 +18,7 @@ import docker
 from docker.errors import ContainerError
 
 from myriad.errors import MyriadError
-from myriad.lab.nodes import IMAGE, exec_text
+from myriad.lab.nodes import IMAGE, exec_text, exec_whole
 from myriad.lab.state import LabState
 from myriad.roles import roles_folder
 from myriad.stack.bundle import Bundle
@@ -77,7 +77,17 @@ def block(client: docker.DockerClient, state: LabState) -> None:
     Raises:
         MyriadError: where a rule could not be set; nothing is half-blocked without a word.
     """
+    block_nodes(client, state)
+    block_network(client, state)
+
+
+def block_nodes(client: docker.DockerClient, state: LabState) -> None:
+    """Block every node by its own packet filter."""
     _on_nodes(client, state, node_script(state.subnet))
+
+
+def block_network(client: docker.DockerClient, state: LabState) -> None:
+    """Block the lab's network where the engine forwards for it."""
     _in_engine(client, network_script(state.network, state.subnet), state.node_image)
 
 
@@ -97,7 +107,7 @@ def unblock_network(client: docker.DockerClient, name: str) -> None:
 def refused(client: docker.DockerClient, state: LabState, host: str) -> int:
     """How many packets of a node and its pods were refused so far."""
     container = client.containers.get(state.hosts[host].container)
-    code, text = exec_text(container, f"iptables -w 10 -L {CHAIN} -v -n -x")
+    code, text = exec_whole(container, f"iptables -w 10 -L {CHAIN} -v -n -x")
     if code != 0:
         raise MyriadError(f"the node has no block: {text.strip()}", where=host)
     return sum(int(line.split()[0]) for line in text.splitlines() if "REJECT" in line)

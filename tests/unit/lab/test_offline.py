@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from myriad.errors import MyriadError
+from myriad.lab import nodes
 from myriad.lab.offline import CHAIN, network_script, network_script_undo, node_script, node_script_undo
 
 SUBNET = "10.77.0.0/24"
@@ -61,3 +63,27 @@ def test_the_network_is_closed_and_opened_by_the_labs_name_alone() -> None:
     assert sum(f"-s {SUBNET} ! -d {SUBNET}" in line for line in closed.splitlines()) == 1
     opened = _run(f"{other}\n{network_script(name, SUBNET)}\n{network_script_undo(name)}\niptables -S FORWARD")
     assert SUBNET not in opened and "10.9.0.0/24" in opened
+
+
+class _Lossy:
+    """A container whose engine ends the output's stream early, the first times."""
+
+    name = "lossy"
+
+    def __init__(self, losses: int) -> None:
+        self.losses = losses
+
+    def exec_run(self, command: list[str]) -> tuple[int, bytes]:
+        done = subprocess.run(command, capture_output=True, check=False)
+        if self.losses:
+            self.losses -= 1
+            return done.returncode, done.stdout[: len(done.stdout) // 3]
+        return done.returncode, done.stdout
+
+
+def test_output_that_the_engine_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
+    assert nodes.exec_whole(_Lossy(2), "printf 'one\\ntwo\\n'") == (0, "one\ntwo\n")
+    assert nodes.exec_whole(_Lossy(0), "echo told; exit 3")[0] == 3
+    with pytest.raises(MyriadError, match="lossy: the engine lost the output"):
+        nodes.exec_whole(_Lossy(99), "echo something")
