@@ -26,7 +26,6 @@ from myriad.nodeimage.template import CloudFiles, Inputs, QemuFiles, render
 from myriad.nodeimage.tools import need, need_root, run
 from myriad.stack.bundle import Bundle
 from myriad.stack.serve import BundleServer
-from myriad.stack.store import sha256_of
 
 PROGRAMS = ("mmdebstrap", "mke2fs", "sfdisk", "mkfs.vfat", "mcopy", "packer", "qemu-img", "qemu-system-x86_64")
 _BOOT_PACKAGES = ("initramfs-tools", "grub-pc-bin", "grub-efi-amd64-bin", "grub2-common")
@@ -158,7 +157,7 @@ class _Build:
     def _empty(self) -> None:
         for path in (self.tree, self.work / "packer", self.work / "read"):
             shutil.rmtree(path, ignore_errors=True)
-        for name in ("disk.raw", "disk.qcow2", "seed.img", "node.pkr.hcl"):
+        for name in ("disk.raw", "seed.img", "node.pkr.hcl"):
             (self.work / name).unlink(missing_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
 
@@ -228,8 +227,6 @@ class _Build:
 
     def _disk(self) -> Path:
         epoch = self.request.epoch
-        command = ["update-initramfs", "-u", "-k", self.image.kernel]
-        run_in_tree(self.tree, command, what="the initramfs could not be made", epoch=epoch)
         disk.boot_files(self.tree, self.image.kernel, self.image.title, self.identity, epoch)
         hygiene.seal(self.tree, epoch)
         raw = self.work / "disk.raw"
@@ -242,10 +239,7 @@ class _Build:
             on_step=lambda text: self._say("disk", text),
         )
         shutil.rmtree(self.tree)
-        target = self.work / "disk.qcow2"
-        run(["qemu-img", "convert", "-O", "qcow2", raw, target], what="qemu-img could not write the disk")
-        raw.unlink()
-        return target
+        return raw
 
     # --- packer ----------------------------------------------------------------------------------------------------
 
@@ -261,7 +255,6 @@ class _Build:
         template = self.work / "node.pkr.hcl"
         files = QemuFiles(
             disk=source,
-            disk_sha256=sha256_of(source),
             output=output,
             key=key.private,
             accelerator=chosen,
@@ -370,6 +363,7 @@ def left_out(image: NodeImage) -> dict[str, str]:
 def qemu_arguments(name: str, output: Path, seed_disk: Path, console: Path) -> list[tuple[str, str]]:
     """Options that packer hands to QEMU. Naming one drive or device replaces all of packer's own, so all are named."""
     return [
+        ("-display", "none"),
         ("-serial", f"file:{console}"),
         ("-cpu", "max"),
         ("-drive", f"file={output}/{name}.qcow2,if=virtio,cache=unsafe,discard=unmap,format=qcow2"),

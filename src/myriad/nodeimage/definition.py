@@ -64,8 +64,8 @@ class Deadlines(_Model):
     """Seconds that a stage of a packer build may take before it counts as hanging. Ten times as long as it takes under
     emulation on two slow cores, so a build that is merely slow is not cut off."""
 
-    start: _Seconds = 120
-    ssh: _Seconds = 600
+    start: _Seconds = 600
+    ssh: _Seconds = 900
     provision: _Seconds = 1200
     shutdown: _Seconds = 240
     finish: _Seconds = 900

@@ -103,6 +103,7 @@ RULES = (
         (
             *("/var/backups/*", "/var/lib/dpkg/*-old", "/etc/passwd-", "/etc/shadow-", "/etc/group-", "/etc/gshadow-"),
             *("/etc/subuid-", "/etc/subgid-", "/var/lib/ucf/*.[0-9]", "/var/lib/ucf/cache/*"),
+            *("/boot/*.dpkg-bak", "/boot/*.old-dkms"),
         ),
         "it is another state of a file that is there",
     ),

@@ -37,7 +37,6 @@ _BEGINS: tuple[tuple[str, Stage], ...] = (
     ("Halting the virtual machine", "shutdown"),
     ("Stopping the source instance", "shutdown"),
     ("Converting hard drive", "finish"),
-    ("Build 'qemu", "finish"),
 )
 #: packer removes the machine and the unfinished disk that it made when it is asked to stop.
 _CLEANUP_S = 20

@@ -95,7 +95,7 @@ def play(
     on_line: Callable[[str], None],
     wrap: Callable[[list[str]], list[str]] = list,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 3600,
+    timeout_s: float = 4 * 3600,
     arguments: tuple[str, ...] = (),
 ) -> RunResult:
     """Run a playbook on an inventory that is given as a document; its events become a result.

@@ -31,7 +31,7 @@ class QemuFiles:
     """Files and settings of the qemu target.
 
     Attributes:
-        disk: the disk that is booted, and its sha256.
+        disk: the disk that is booted; packer works on a copy.
         output: folder that packer makes for the result.
         key: private key of the build's seed.
         accelerator: kvm or tcg.
@@ -40,7 +40,6 @@ class QemuFiles:
     """
 
     disk: Path
-    disk_sha256: str
     output: Path
     key: Path
     accelerator: str

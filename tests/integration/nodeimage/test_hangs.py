@@ -17,7 +17,6 @@ from myriad.nodeimage import hygiene, packer, seed
 from myriad.nodeimage.build import qemu_arguments
 from myriad.nodeimage.guest import accelerator
 from myriad.nodeimage.template import Inputs, QemuFiles, render
-from myriad.stack.store import sha256_of
 
 from .conftest import Golden
 
@@ -37,7 +36,6 @@ class Broken:
         self.golden = golden
         self.files = QemuFiles(
             disk=golden.disk,
-            disk_sha256=sha256_of(golden.disk),
             output=folder / "out",
             key=self.key.private,
             accelerator=accelerator(),

@@ -29,7 +29,6 @@ def qemu(folder: Path, version: tuple[int, int, int] = OLD) -> Inputs:
         (folder / name).write_bytes(b"")
     files = QemuFiles(
         disk=folder / "disk.qcow2",
-        disk_sha256="0" * 64,
         output=folder / "out",
         key=folder / "key",
         accelerator="tcg",
