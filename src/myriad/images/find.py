@@ -48,5 +48,5 @@ def find_image(name: str, images: Path) -> Found:
     raise InputError(
         f'there is no image "{name}"{did_you_mean(name, known)}',
         where=str(images),
-        hint=f"there are {', '.join(known)}" if known else "a folder with image.yml",
+        hint="a folder of images/ with image.yml, its path, or a variant of matrix.yml",
     )
