@@ -27,6 +27,7 @@ from myriad.stack.bundle import (
 )
 from myriad.stack.bundle_images import ImageBuilder
 from myriad.stack.bundle_offline import OfflineWish, gather
+from myriad.stack.bundle_offline import check as check_wish
 from myriad.stack.compat import check
 from myriad.stack.events import Event, OnEvent, ignore
 from myriad.stack.fetch import (
@@ -95,6 +96,7 @@ def build_bundle(
     only_names = set(only) if only is not None else None
     components = selected(lock, only=only_names, also=set(also))
     refuse_conflicts(lock.program_versions())
+    check_wish(offline or OfflineWish())
     if unreachable is None:
         reachability = Reachability(settings)
         if source != "modules":

@@ -52,6 +52,16 @@ class OfflineWish:
     signing_home: Path | None = None
 
 
+def check(wish: OfflineWish) -> None:
+    """Refuse what cannot be fulfilled, before an hour of building. Raises InputError."""
+    for name in wish.distributions:
+        apt_repo.distribution(name)
+    for path in wish.keys:
+        _key_bytes(path)
+    if wish.uv_lock is not None:
+        read_uv_lock(wish.uv_lock)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OfflineParts:
     """What came of a wish: parts of the manifest, whose blobs are in the store."""
@@ -113,13 +123,17 @@ def _done(what: str, fetched: int, seconds: float) -> Event:
 
 
 def _key_file(path: Path, store: Store) -> ServedFile:
+    return _served(f"keys/{path.name}", _key_bytes(path), store)
+
+
+def _key_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
     if b"PRIVATE KEY" in data:
         raise InputError("is a private key; a bundle goes to every node", where=str(path), hint="give the public half")
-    return _served(f"keys/{path.name}", data, store)
+    return data
 
 
 def _served(path: str, data: bytes, store: Store) -> ServedFile:

@@ -168,6 +168,10 @@ class Archive:
                         digest.update(chunk)
                         on_bytes(len(chunk))
                     self._found[name] = (member.size, digest.hexdigest())
+        except tarfile.ReadError as error:
+            known = not self._found and manifest is None
+            text = "is no tar" if known else "ends early, or is damaged"
+            raise InputError(text, where=str(path), hint="give a bundle's directory or tar; copy it again") from error
         except (tarfile.TarError, OSError, EOFError) as error:
             raise InputError(
                 f"cannot be read to its end as a tar: {error}", where=str(path), hint="copy it again"
