@@ -9,7 +9,7 @@ import typer
 
 from myriad.cli import _image_shared as shared
 from myriad.cli._image_source import layout_of
-from myriad.cli.output import console
+from myriad.cli.output import console, emit_json
 from myriad.images.layer import from_tree, write_tar
 from myriad.images.oci import export_docker_archive
 
@@ -32,6 +32,7 @@ def add(app: typer.Typer) -> None:
         tag: shared.TagOption = "",
         ca: shared.CaOption = None,
         images: shared.ImagesOption = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     ) -> None:
         """Write an image into one file. The same image gives the same file."""
         if kind not in _FORMATS:
@@ -51,4 +52,7 @@ def add(app: typer.Typer) -> None:
             finally:
                 partial.unlink(missing_ok=True)
             size = out.stat().st_size
+            if as_json:
+                emit_json({"file": str(out), "size": size, "ref": image.ref, "digest": image.manifest_digest})
+                return
             console.print(f"{out}   {shared.megabytes(size)}   {image.ref}   {image.manifest_digest}", markup=False)

@@ -269,6 +269,8 @@ class OpenWheel:
         self.wheel = wheel
         self._scheme = scheme
         self._exclude = (*(_LEAN if scheme.lean else _NEVER), *exclude)
+        #: Of the given patterns, those that leave something of this wheel out.
+        self.excluded: set[str] = set()
         self._lock = threading.Lock()
         try:
             self._zip = zipfile.ZipFile(path)
@@ -381,7 +383,9 @@ class OpenWheel:
             return self._zip.read(item)
 
     def _left_out(self, relative: str) -> bool:
-        return any(fnmatchcase(relative, pattern) for pattern in self._exclude)
+        found = [pattern for pattern in self._exclude if fnmatchcase(relative, pattern)]
+        self.excluded.update(found)
+        return bool(found)
 
     def _console_scripts(self, info: str) -> Iterator[Entry]:
         try:

@@ -130,7 +130,8 @@ def wheel_layer(
     entries = [*_merged(planned, files), *hidden]
     modules = [entry for entry in entries if entry.path.endswith(".py")]
     inputs = {
-        "exclude": list(exclude),
+        # Patterns that touch none of these wheels are another layer's business.
+        "exclude": [one for one in exclude if any(one in files[wheel.name].excluded for wheel in planned.wheels)],
         **({"hidden": [entry.path for entry in hidden]} if hidden else {}),
         "paths": sha256_digest("\n".join(sorted(planned.paths)).encode()) if planned.paths is not None else "",
         # Only bytecode depends on the base's Python: a layer of libraries outlives a new base.

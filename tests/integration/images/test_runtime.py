@@ -284,8 +284,9 @@ def test_derive_pushes_and_prints_the_digest(serve: Callable[..., Served], image
     with Registry(served.url) as registry:
         digest = reference.partition("@")[2]
         assert registry.digest_of("vision/mine", "2") == digest
-        base = registry.manifest("team/mini", "1").value["layers"]
-        assert registry.manifest("vision/mine", digest).value["layers"][: len(base)] == base
+        base = [layer["digest"] for layer in registry.manifest("team/mini", "1").value["layers"]]
+        layers = [layer["digest"] for layer in registry.manifest("vision/mine", digest).value["layers"]]
+        assert layers[: len(base)] == base and len(layers) == len(base) + 1
 
 
 def test_an_external_base_is_taken_by_digest(
