@@ -107,6 +107,8 @@ def build_runtime(
         with opened(ctx, own, definition) as files:
             contents_of([*kept, *own], {**{one.name: lower[one.name] for one in kept}, **files})
             planned = plan_layers(definition, contents_of(own, files), below=below.plan if below is not None else ())
+            if check_file().path in there.paths:  # an image of a registry that Myriad made
+                planned = tuple(one for one in planned if one.below or one.change is not Change.TOOLS)
             written = frozenset(file.path for one in files.values() for file in one.files)
             hidden = {
                 one.name: whiteouts(there.found[one.name], there, written) for one in own if one.name in there.found
