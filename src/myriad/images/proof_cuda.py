@@ -25,7 +25,8 @@ _SOURCES = {
     "cudnn": (r"nvidia-cudnn(-cu\d+)?", r"libcudnn\d+(-cuda-\d+)?"),
     "nccl": (r"nvidia-nccl(-cu\d+)?", r"libnccl2"),
 }
-_GENERATION_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcusparse", "libnvJitLink")
+# Libraries whose own major is CUDA's; cuSPARSE, cuFFT and cuSOLVER of CUDA 13 are called 12.
+_GENERATION_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libnvJitLink")
 _ENV_VERSIONS = {
     "CUDA_VERSION": "cuda",
     "CUDNN_VERSION": "cudnn",

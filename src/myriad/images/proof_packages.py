@@ -16,6 +16,9 @@ from myriad.images.proof_tree import ImageTree
 
 Kind = Literal["pypi", "deb"]
 
+# setuptools and pip carry packages of their own inside; nothing else imports those.
+_VENDORED = re.compile(r"/_vendor(ed)?/")
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -122,6 +125,8 @@ def read_packages(tree: ImageTree) -> Packages:
 
 def _python(tree: ImageTree) -> Iterator[Package]:
     for file in tree.matching("*.dist-info/METADATA"):
+        if _VENDORED.search(file.path):
+            continue
         yield _distribution(tree, file.path, dirname(file.path))
     for file in tree.matching("*.egg-info*"):
         if file.kind == "file" and file.path.endswith((".egg-info", ".egg-info/PKG-INFO")):

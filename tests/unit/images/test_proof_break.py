@@ -333,6 +333,12 @@ def test_7_packages_that_the_lock_does_not_have(tmp_path: Path) -> None:
     assert any(one.startswith("numpy 2.3.0 is installed, ") and one.endswith("has 2.2.1") for one in found)
 
 
+def test_what_other_packages_carry_inside_is_theirs_and_cusparse_12_is_of_cuda_13(tmp_path: Path) -> None:
+    inside = small.wheel("packaging", "26.0", {"packaging/x.py": b""}, site=f"{small.SITE}/setuptools/_vendor")
+    sparse = {f"{small.SITE}/nvidia/cu13/lib/libcusparse.so.12": small.library("libcusparse.so.12")}
+    assert proven(tmp_path, small.system(), wheels({**inside, **sparse})).ok
+
+
 def test_8_an_embedded_key_also_where_an_upper_layer_deletes_it(tmp_path: Path) -> None:
     lower = {**small.system(), "opt/app/server.pem": KEY, "opt/app/old.pem": KEY}
     upper = [*small.entries_of(wheels()), file_from_bytes("opt/app/.wh.old.pem", b"")]

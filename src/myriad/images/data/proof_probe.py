@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -131,10 +132,7 @@ def main():
     if "rank" in settings:
         return one_rank(settings)
     answer = {"python": ".".join(map(str, sys.version_info[:3])), "uid": os.getuid()}
-    try:
-        answer["interfaces"] = sorted(one.name for one in Path("/sys/class/net").iterdir())
-    except OSError:
-        answer["interfaces"] = []
+    answer["interfaces"] = sorted(name for _index, name in socket.if_nameindex())
     if settings.get("torch"):
         try:
             answer["torch"] = ask_torch()
