@@ -12,6 +12,7 @@ import re
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -95,7 +96,8 @@ def keep(evidence: Evidence, path: Path) -> None:
 def load(path: Path) -> Evidence:
     """Evidence that was kept."""
     value = json.loads(path.read_text(encoding="utf-8"))
-    return Evidence(**{key: tuple(one) if isinstance(one, list) else one for key, one in value.items()})
+    fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+    return Evidence(**fields)
 
 
 def classify(evidence: Evidence) -> Cause:
