@@ -139,7 +139,7 @@ def test_records_of_roles_become_those_of_an_image(tree: Path) -> None:
         (b"-----BEGIN EC PRIVATE " + b"KEY-----\n", True),
         (b"cert\n-----BEGIN RSA PRIVATE " + b"KEY-----\n", True),
         (b"-----BEGIN CERTIFICATE-----\n", False),
-        (b'if line == "-----BEGIN PRIVATE " + b"KEY-----":\n', False),
+        (b'if line == "-----BEGIN PRIVATE ' + b'KEY-----":\n', False),
         (b"", False),
     ],
 )
@@ -148,7 +148,7 @@ def test_private_keys_are_known_by_their_line(content: bytes, is_key: bool) -> N
 
 
 def test_a_key_in_an_unexpected_place_is_found(tree: Path) -> None:
-    (tree / "etc/app.pem").write_text("-----BEGIN PRIVATE " + b"KEY-----\nMIIE\n-----END PRIVATE KEY-----\n")
+    (tree / "etc/app.pem").write_text("-----BEGIN PRIVATE " + "KEY-----\nMIIE\n-----END PRIVATE KEY-----\n")
     assert "/etc/app.pem" in found(tree)
 
 
