@@ -7,17 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-
-OPTIONS: dict[str, Any] = {
-    "folder": {"type": "str", "required": True},
-    "host": {"type": "str", "required": True},
-    "names": {"type": "list", "elements": "str", "required": True},
-    "site": {"type": "str", "default": "site"},
-    "ca_certificate": {"type": "str", "default": ""},
-    "ca_key": {"type": "str", "default": ""},
-    "tls": {"type": "bool", "default": True},
-    "users": {"type": "list", "elements": "str", "default": []},
-}
+from ansible_collections.myriad.gpu.plugins.modules.registry_trust import ARGUMENTS
 
 
 class ActionModule(ActionBase):
@@ -30,7 +20,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars or {})
         _validation, args = self.validate_argument_spec(
-            argument_spec=OPTIONS, required_together=[("ca_certificate", "ca_key")]
+            argument_spec=ARGUMENTS, required_together=[("ca_certificate", "ca_key")]
         )
         try:
             from myriad.errors import MyriadError

@@ -80,9 +80,20 @@ made:
 
 from ansible.module_utils.basic import AnsibleModule
 
+ARGUMENTS = {
+    "folder": {"type": "path", "required": True},
+    "host": {"type": "str", "required": True},
+    "names": {"type": "list", "elements": "str", "required": True},
+    "site": {"type": "str", "default": "site"},
+    "ca_certificate": {"type": "path", "default": ""},
+    "ca_key": {"type": "path", "default": ""},
+    "tls": {"type": "bool", "default": True},
+    "users": {"type": "list", "elements": "str", "default": []},
+}
+
 
 def main():
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     module.fail_json(
         msg="registry_trust runs on the controller as an action plugin; use the full name myriad.gpu.registry_trust"
     )
