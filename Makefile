@@ -47,7 +47,7 @@ types: env ## mypy --strict
 	$(BIN)/mypy
 
 unit: env ## unit and contract tests, on every core
-	$(PYTEST) -n auto --dist worksteal tests/unit tests/contract
+	$(PYTEST) -n auto --dist loadfile tests/unit tests/contract
 
 # Side by side where there are cores; each part's output comes in one piece. The environment is made before them, once.
 check: env ## for a first contribution: lint, types, unit, contract; no root, no engine, minutes
