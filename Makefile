@@ -63,7 +63,7 @@ molecule: env ## every role's scenario, one after the other on two nodes, with t
 test: check ## everything that a change must pass: check, integration and end to end on a lab of its own
 	$(BIN)/python -m myriad.lab.testing -m "not slow" tests/integration tests/api tests/e2e $(ARGS)
 
-test-full: check ## make test and the slow tests, for the night
+test-full: check ## make test and the slow tests, for the night (about three hours)
 	$(BIN)/python -m myriad.lab.testing tests/integration tests/api tests/e2e tests/scale $(ARGS)
 
 bench-placement: env ## one placement decision at 10,000 and 50,000 GPUs, as JSON lines
