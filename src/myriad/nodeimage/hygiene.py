@@ -212,8 +212,11 @@ def seal(root: Path, epoch: int) -> list[str]:
         elif info.st_size:
             os.truncate(entry.path, 0)
             done.append(path)
-    for folder in _EMPTIED:
-        _remove_empty_folders(root / folder.lstrip("/"))
+    device = root.lstat().st_dev
+    for folder in (root / name.lstrip("/") for name in _EMPTIED):
+        # In a guest /run is a file system of its own, and systemd tells by its empty folders that it runs.
+        if folder.is_dir() and folder.lstat().st_dev == device:
+            _remove_empty_folders(folder)
     machine_id = root / "etc/machine-id"
     if not machine_id.exists() and machine_id.parent.is_dir():
         # systemd makes an id only where it finds the file and finds it empty.
@@ -259,10 +262,9 @@ def _walk(top: str, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str], o
 
 
 def _remove_empty_folders(top: Path) -> None:
-    if top.is_dir():
-        for _path, entry, _info in _walk(str(top)):
-            if entry.is_dir(follow_symlinks=False) and not any(os.scandir(entry.path)):
-                Path(entry.path).rmdir()
+    for _path, entry, _info in _walk(str(top)):
+        if entry.is_dir(follow_symlinks=False) and not any(Path(entry.path).iterdir()):
+            Path(entry.path).rmdir()
 
 
 def _set_back(root: Path, epoch: int) -> None:
