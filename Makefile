@@ -58,7 +58,7 @@ integration: env ## the wheel and the collection, built, installed and used
 	$(PYTEST) tests/integration -m "not slow"
 
 molecule: env ## every role's scenario, one after the other on two nodes, with their times
-	$(PYTEST) tests/integration/test_molecule.py -m "engine and not slow"
+	$(PYTEST) tests/integration/test_molecule.py -k one_after_the_other
 
 test: check ## everything that a change must pass: check, integration and end to end on a lab of its own
 	$(BIN)/python -m myriad.lab.testing -m "not slow" tests/integration tests/api tests/e2e $(ARGS)

@@ -1,6 +1,7 @@
 """Every role as its developer tests it: predict, converge, converge again, look at the hosts. Times are printed.
 
-Once with all scenarios on one pair of nodes, each building on the one before, and for the night each from bare nodes.
+Once with all scenarios on one pair of nodes, each building on the one before (`make molecule`), and once each from bare
+nodes. A change passes the first few of them and the whole site in tests/e2e; the rest is for the night.
 """
 
 from __future__ import annotations
@@ -62,8 +63,14 @@ def nodes() -> Iterator[None]:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+#: Scenarios of every change: enough to know that scenarios work. All sixteen would take longer than all other tests.
+FIRST = ("node_base", "registry", "container_runtime")
+
+
 @pytest.mark.usefixtures("nodes")
-@pytest.mark.parametrize("role", site_order())
+@pytest.mark.parametrize(
+    "role", [role if role in FIRST else pytest.param(role, marks=pytest.mark.slow) for role in site_order()]
+)
 def test_scenarios_one_after_the_other_on_the_same_nodes(role: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_scenario(role, capsys, "--destroy=never")
 
