@@ -61,6 +61,7 @@ RULES = (
             "/var/lib/dbus/machine-id",
             "/var/lib/systemd/credential.secret",
             "/etc/iscsi/initiatorname.iscsi",
+            "/var/lib/containerd/io.containerd.grpc.v1.introspection/uuid",
         ),
         "it must be made on each machine",
     ),
@@ -111,6 +112,7 @@ RULES = (
         "state of a boot",
         (
             *("/var/lib/cloud/*", "/etc/sudoers.d/90-cloud-init-users", "/etc/netplan/50-cloud-init.yaml"),
+            "/etc/ssh/sshd_config.d/50-cloud-init.conf",
             *(
                 "/etc/systemd/network/10-cloud-init-*",
                 "/run/cloud-init/*",

@@ -29,6 +29,8 @@ BAD = (
     "/var/lib/cloud/instance/user-data.txt",
     "/etc/sudoers.d/90-cloud-init-users",
     "/etc/hostname",
+    "/etc/ssh/sshd_config.d/50-cloud-init.conf",
+    "/var/lib/containerd/io.containerd.grpc.v1.introspection/uuid",
     "/tmp/leftover",
     "/usr/sbin/policy-rc.d",
     "/root/.bash_history",
