@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -481,7 +482,7 @@ class Registry:
             )
         raise RegistryError(f"the registry failed a {method}: {reason}", where=url)
 
-    def _stream(self, path: str) -> _Streamed:
+    def _stream(self, path: str) -> closing[httpx.Response]:
         url, repo = self.url + path, _repo_of(path)
         reason = ""
         for attempt in range(2):
@@ -495,7 +496,7 @@ class Registry:
                     f"the registry does not answer ({reason})", where=url, hint=_reach_hint(reason)
                 ) from error
             if response.status_code == 200:
-                return _Streamed(response)
+                return closing(response)
             response.read()
             reason = _told(response)
             if response.status_code == 401 and attempt == 0:
@@ -550,19 +551,6 @@ class Registry:
                 where=parameters["realm"],
                 hint="check the user and the password or token",
             ) from error
-
-
-class _Streamed:
-    """Closes a streaming response at the end of a `with` block."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-
-    def __enter__(self) -> httpx.Response:
-        return self._response
-
-    def __exit__(self, *details: object) -> None:
-        self._response.close()
 
 
 def _with_scheme(url: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -150,12 +151,12 @@ class Puller:
             if writer.sha256 != value:
                 raise ChecksumError(f"the blob has sha256 {writer.sha256}, expected {value}", where=str(response.url))
 
-    def _stream(self, host: str, repo: str, path: str, *, accept: str = "*/*") -> _Streamed:
+    def _stream(self, host: str, repo: str, path: str, *, accept: str = "*/*") -> closing[httpx.Response]:
         base = self._settings.mirrors.registry_url(host)
         if base == f"https://{host}":  # no mirror
             base = f"https://{_ALIASES.get(host, host)}"
         url = f"{base.rstrip('/')}/v2/{repo}/{path}"
-        return _Streamed(self._open(url, repo, accept))
+        return closing(self._open(url, repo, accept))
 
     def _open(self, url: str, repo: str, accept: str) -> httpx.Response:
         """A streaming response with status 200; asks for an anonymous token once when the registry wants one."""
@@ -200,16 +201,3 @@ class Puller:
             return str(body.get("token") or body["access_token"])
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise FetchError(f"the registry gave no token ({error})", where=parameters["realm"]) from error
-
-
-class _Streamed:
-    """Closes a streaming response at the end of a `with` block."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-
-    def __enter__(self) -> httpx.Response:
-        return self._response
-
-    def __exit__(self, *details: object) -> None:
-        self._response.close()
