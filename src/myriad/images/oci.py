@@ -284,9 +284,7 @@ def export_layout(images: Sequence[BuiltImage], out: Path) -> None:
                 "annotations": {REF_NAME: image.ref},
             }
         )
-    index = {"schemaVersion": 2, "mediaType": MEDIA_TYPE_INDEX, "manifests": manifests}
-    (out / "index.json").write_bytes(canonical_json(index))
-    (out / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
+    _write_index(out, {"schemaVersion": 2, "mediaType": MEDIA_TYPE_INDEX, "manifests": manifests})
 
 
 def _link(source: Path, target: Path) -> None:
@@ -378,6 +376,13 @@ class Layout:
             ) from error
         if version != "1.0.0":
             raise InputError(f"has imageLayoutVersion {version!r}; this reads 1.0.0", where=str(root))
+
+    @classmethod
+    def empty(cls, root: Path) -> Layout:
+        """A layout without an image, made at `root`."""
+        (root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        _write_index(root, {"schemaVersion": 2, "mediaType": MEDIA_TYPE_INDEX, "manifests": []})
+        return cls(root)
 
     def path(self, digest: str) -> Path:
         """Where a blob lies or would lie."""
@@ -493,6 +498,19 @@ class Layout:
         index["manifests"] = [*kept, own]
         _replace(self.root / "index.json", canonical_json(index))
         return entry
+
+    def forget(self, digests: set[str]) -> None:
+        """Take manifests out of the index; their blobs stay, because others may name them."""
+        index = json.loads((self.root / "index.json").read_bytes())
+        index["manifests"] = [one for one in index["manifests"] if one["digest"] not in digests]
+        _replace(self.root / "index.json", canonical_json(index))
+        self.entries = [one for one in self.entries if one.digest not in digests]
+
+
+def _write_index(root: Path, index: Mapping[str, Any]) -> None:
+    """What makes a folder a layout."""
+    (root / "index.json").write_bytes(canonical_json(index))
+    (root / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
 
 
 def _replace(path: Path, data: bytes) -> None:

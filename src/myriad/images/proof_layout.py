@@ -148,24 +148,14 @@ def attach(
     }
     data = canonical_json(manifest)
     digest = image.layout.add_manifest(data).digest
-    _forget(image, artifact_type, keep=digest)
-    return digest
-
-
-def _forget(image: LayoutImage, artifact_type: str, *, keep: str) -> None:
-    path = image.root / "index.json"
-    index = json.loads(path.read_bytes())
     older = {
         one.digest
         for one in image.layout.referrers(image.digest)
-        if one.artifact_type == artifact_type and one.digest != keep
+        if one.artifact_type == artifact_type and one.digest != digest
     }
     if older:
-        index["manifests"] = [one for one in index["manifests"] if one["digest"] not in older]
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(canonical_json(index))
-        partial.replace(path)
-        image.layout.entries = [one for one in image.layout.entries if one.digest not in older]
+        image.layout.forget(older)
+    return digest
 
 
 def attached(image: LayoutImage, artifact_type: str) -> bytes | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from myriad.errors import InputError, MyriadError
-from myriad.images.oci import MEDIA_TYPE_INDEX, Layout, canonical_json
+from myriad.images.oci import Layout
 from myriad.images.refs import parse_ref, stored_credentials
 from myriad.images.registry import Registry, RegistryMissingError
 
@@ -41,7 +41,7 @@ def pull_layout(reference: str, root: Path, *, ca: Path | None = None, blobs: bo
         )
     with Registry(f"{scheme}{separator}{ref.host}", ca=ca, credentials=stored_credentials(ref.host)) as registry:
         manifest = registry.image_manifest(ref.repo, ref.wanted)
-        layout = _empty(root)
+        layout = Layout.empty(root)
         _write(registry, ref.repo, layout, manifest.value, layers=blobs)
         layout.add_manifest(
             manifest.body, media_type=manifest.media_type, ref=f"{ref.repo}:{ref.tag}" if ref.tag else ""
@@ -58,15 +58,6 @@ def pull_layout(reference: str, root: Path, *, ca: Path | None = None, blobs: bo
         _write(registry, ref.repo, layout, signature.value, layers=True)
         layout.add_manifest(signature.body, ref=tag)
     return root
-
-
-def _empty(root: Path) -> Layout:
-    (root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
-    (root / "oci-layout").write_bytes(canonical_json({"imageLayoutVersion": "1.0.0"}))
-    (root / "index.json").write_bytes(
-        canonical_json({"schemaVersion": 2, "mediaType": MEDIA_TYPE_INDEX, "manifests": []})
-    )
-    return Layout(root)
 
 
 def _write(registry: Registry, repo: str, layout: Layout, manifest: Mapping[str, Any], *, layers: bool) -> None:
