@@ -37,6 +37,35 @@ class RuntimeFault(Exception):
         self.cause = cause
 
 
+def run_program(command, name, timeout_s, env=None, cause=None):
+    """What a program of a runtime prints. Raises RuntimeFault where it is silent or fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False, env=env
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeFault("runtime", f"{name} gave no answer within {timeout_s} s") from error
+    if done.returncode:
+        words = last_words(done.stderr or done.stdout) or f"exit code {done.returncode}"
+        raise RuntimeFault(cause or cause_of(words), words)
+    return done.stdout
+
+
+def wait_answer(runtime, ask, within_s):
+    """Whether a runtime answers; asked again, because its unit starts it again. Why it did not is its `silence`."""
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            ask()
+        except RuntimeFault as fault:
+            runtime.silence = str(fault)
+        else:
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(LOOK_S)
+
+
 class Containerd:
     """One containerd.
 
@@ -66,17 +95,8 @@ class Containerd:
         return found
 
     def _run(self, command, timeout_s=60, cause=None):
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
-                env={**os.environ, "PATH": ":".join(self._folders)},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeFault("runtime", f"{command[0]} gave no answer within {timeout_s} s") from error
-        if done.returncode:
-            words = last_words(done.stderr or done.stdout) or f"exit code {done.returncode}"
-            raise RuntimeFault(cause or cause_of(words), words)
-        return done.stdout
+        env = {**os.environ, "PATH": ":".join(self._folders)}
+        return run_program(command, command[0], timeout_s, env, cause)
 
     def ctr(self, *arguments, timeout_s=60):
         return self._run(
@@ -92,17 +112,7 @@ class Containerd:
 
     def answers(self, within_s=0.0):
         """Whether it answers; waited for, because its unit starts it again."""
-        until = time.monotonic() + within_s
-        while True:
-            try:
-                self.ctr("version", timeout_s=10)
-            except RuntimeFault as fault:
-                self.silence = str(fault)
-            else:
-                return True
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LOOK_S)
+        return wait_answer(self, lambda: self.ctr("version", timeout_s=10), within_s)
 
     def version(self):
         """Its version as it prints it; empty where it does not answer."""

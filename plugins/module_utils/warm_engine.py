@@ -15,7 +15,14 @@ import subprocess
 import time
 
 from ansible_collections.myriad.gpu.plugins.module_utils import warm_keep
-from ansible_collections.myriad.gpu.plugins.module_utils.warm_containerd import LOOK_S, PATHS, RuntimeFault, _end
+from ansible_collections.myriad.gpu.plugins.module_utils.warm_containerd import (
+    LOOK_S,
+    PATHS,
+    RuntimeFault,
+    _end,
+    run_program,
+    wait_answer,
+)
 from ansible_collections.myriad.gpu.plugins.module_utils.warm_disk import Disk
 from ansible_collections.myriad.gpu.plugins.module_utils.warm_progress import cause_of, last_words
 
@@ -50,30 +57,10 @@ class Engine:
         return [program, *self._options, *arguments]
 
     def run(self, *arguments, timeout_s=60):
-        command = self._command(*arguments)
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeFault("runtime", f"{self.name} gave no answer within {timeout_s} s") from error
-        if done.returncode:
-            words = last_words(done.stderr or done.stdout) or f"exit code {done.returncode}"
-            raise RuntimeFault(cause_of(words), words)
-        return done.stdout
+        return run_program(self._command(*arguments), self.name, timeout_s)
 
     def answers(self, within_s=0.0):
-        until = time.monotonic() + within_s
-        while True:
-            try:
-                self.run("info", timeout_s=20)
-            except RuntimeFault as fault:
-                self.silence = str(fault)
-            else:
-                return True
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LOOK_S)
+        return wait_answer(self, lambda: self.run("info", timeout_s=20), within_s)
 
     def version(self):
         with contextlib.suppress(RuntimeFault):
