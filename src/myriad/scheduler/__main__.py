@@ -18,6 +18,7 @@ from myriad.scheduler.decisions import DecisionLog
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.leader import LeaderElection
 from myriad.scheduler.metrics import Metrics
+from myriad.scheduler.observers import Observing, Surroundings, observers_of
 from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.settings import Settings
 from myriad.scheduler.steering import Steering
@@ -51,13 +52,20 @@ class Extension:
             stop=self.stop,
             changed=lambda leading: self.metrics.leading.set(1 if leading else 0),
         )
+        events = EventSink(api, interval_s=settings.event_interval_s)
         self.steering = Steering(
             api=api,
             cache=self.cache,
             settings=settings,
             decisions=self.decisions,
-            events=EventSink(api, interval_s=settings.event_interval_s),
+            events=events,
             metrics=self.metrics,
+        )
+        self.observing = Observing(
+            observers_of(Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)),
+            cache=self.cache,
+            may_act=lambda: self.leader.is_leader() and not self.not_ready(),
+            stop=self.stop,
         )
         self._copier = Copier(api, self.decisions, namespace=settings.namespace, port=settings.port)
         self._copy_due = every(_COPY_INTERVAL_S, time.monotonic)
@@ -81,6 +89,7 @@ class Extension:
         server = self._serve()
         self.cache.follow(self.api, self.stop)
         self.leader.start()
+        self.observing.start()
         seen, last, took_s = -1, float("-inf"), 0.0
         ready = False
         while not self.stop.is_set():
@@ -108,6 +117,7 @@ class Extension:
                 log.warning("the pass ended early: %s", error)
                 seen = -1
                 self.stop.wait(1.0)
+        self.observing.join(timeout=5.0)
         self.leader.join(timeout=5.0)
         server()
         self._log.close()
