@@ -1,4 +1,4 @@
-"""Observers: called after changes and at their interval, by the leader alone; one that fails does not end the others."""
+"""Observers: called after changes and at their interval, by the leader alone; one that fails ends no other."""
 
 from __future__ import annotations
 
