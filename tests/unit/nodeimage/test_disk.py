@@ -14,7 +14,7 @@ from myriad.nodeimage.disk import _BIOS_START, _ESP_START, _ROOT_START, SECTOR_B
 from myriad.nodeimage.tools import which
 
 IDENTITY = Identity("node-test/6.1.0-57-amd64/7")
-TOOLS = ("mke2fs", "debugfs", "sfdisk", "mkfs.vfat", "mcopy")
+TOOLS = ("mke2fs", "debugfs", "sfdisk", "mkfs.vfat", "mcopy", "mtype")
 needs_tools = pytest.mark.skipif(
     any(which(tool) is None for tool in TOOLS), reason="apt-get install e2fsprogs fdisk dosfstools mtools"
 )
@@ -63,7 +63,7 @@ def test_a_tree_becomes_a_disk_with_three_partitions(tree: Path, tmp_path: Path)
     assert "Mode:  0640" in stat
     command = [str(which("debugfs")), "-R", "cat /etc/hosts", root]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "127.0.0.1 localhost\n"
-    command = ["mtype", "-i", f"{disk}@@{_ESP_START * SECTOR_BYTES}", "::/EFI/BOOT/BOOTX64.EFI"]
+    command = [which("mtype") or "mtype", "-i", f"{disk}@@{_ESP_START * SECTOR_BYTES}", "::/EFI/BOOT/BOOTX64.EFI"]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"MZ uefi core"
 
 
@@ -108,7 +108,9 @@ def test_a_seed_holds_the_key_the_name_and_the_addresses(tmp_path: Path) -> None
     seed.write_seed(disk, name="gpu1", public=key.public, addresses={"52:54:00:00:00:01": "10.88.0.12/24"})
 
     def text(name: str) -> str:
-        return subprocess.run(["mtype", "-i", disk, f"::/{name}"], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [which("mtype") or "mtype", "-i", disk, f"::/{name}"], capture_output=True, text=True, check=True
+        ).stdout
 
     assert text("user-data").startswith("#cloud-config\n")
     assert key.public in text("user-data")
