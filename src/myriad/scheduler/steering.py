@@ -22,11 +22,12 @@ from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, 
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.inquiry import first_sentence
 from myriad.scheduler.metrics import Metrics
-from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, PodUse, place
+from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, place
 from myriad.scheduler.objects import PodSetUpdate, WorkloadView, seconds_since
 from myriad.scheduler.placement import fits_ever, plan, tier_of_assignment, tiers
 from myriad.scheduler.records import RecordBook
-from myriad.scheduler.rules import Wish, Write, next_write, steered_to, updates_for, with_updates
+from myriad.scheduler.round import Round, led_to
+from myriad.scheduler.rules import Wish, Write, next_write, with_updates
 from myriad.scheduler.settings import Settings, own_version
 from myriad.scheduler.snapshot import Snapshot
 
@@ -236,9 +237,9 @@ class Steering:
         if not chosen:
             return 0
         # Times have whole seconds: of gangs that came in the same one, those that have a domain keep it.
-        chosen.sort(key=lambda v: (-v.gang.priority, v.created, not _led_to(v), v.gang.uid))
+        chosen.sort(key=lambda v: (-v.gang.priority, v.created, not led_to(v), v.gang.uid))
         now = self._cache.snapshot()
-        held = now.clone()
+        planning = Round(now, self._policy, hashed=inputs_hash)
         written = told = 0
         for view in chosen:
             refusal = fits_ever(now, view.gang)
@@ -246,7 +247,7 @@ class Steering:
                 written += self._refuse(view, refusal.sentence)
                 continue
             written += self._no_longer_refused(view)
-            wish = self._wish(view, held)
+            wish = self._wish(view, planning)
             write = next_write(view, wish)
             if write is not None:
                 written += self._write(view, write)
@@ -257,39 +258,14 @@ class Steering:
                 told += self._tell_job(view, "MyriadWaiting", sentence)
         return written
 
-    def _wish(self, view: WorkloadView, held: Snapshot) -> Wish:
-        """Where a waiting gang should go, given those before it; its place is then held on the copy."""
+    def _wish(self, view: WorkloadView, planning: Round) -> Wish:
+        """Where a waiting gang should go, given those before it; its place is then held in the round."""
         memory = self._remember(view)
-        current = _led_to(view)
-        if current:
-            # Stay with a domain as long as it can hold the gang: a better one is no reason to write.
-            outcome = plan(held, with_updates(view.gang, current), self._policy)
-            if isinstance(outcome, Plan):
-                self._hold(held, view.gang, outcome)
-                memory.plan = outcome
-                return Wish(current, view.check.message if view.check else "")
-        outcome = plan(held, view.gang, self._policy)
-        if not isinstance(outcome, Plan):
-            memory.plan, memory.inputs = None, ""
-            return Wish((), f"left to Kueue's topology: {outcome.sentence}"[:1000])
-        inputs = inputs_hash(held, view.gang, self._policy)
-        self._hold(held, view.gang, outcome)
-        if not view.steerable:
-            return Wish((), "left to Kueue's topology: slices and podset groups are not steered")
-        updates = updates_for(view.gang, outcome, held.levels)
-        memory.plan, memory.inputs = outcome, inputs
-        if not updates:
-            return Wish((), "left to Kueue's topology: every domain will do")
-        return Wish(updates, f"steered to {steered_to(updates)}: {outcome.reason}"[:1000])
-
-    @staticmethod
-    def _hold(snapshot: Snapshot, gang: Gang, outcome: Plan) -> None:
-        requests = {p.name: p.requests for p in gang.podsets}
-        for placement in outcome.placements:
-            for node, pods in placement.nodes:
-                for i in range(pods):
-                    uid = f"hold:{gang.uid}:{placement.podset}:{node}:{i}"
-                    snapshot.apply_pod(PodUse(uid=uid, node=node, requests=requests[placement.podset]))
+        wished = planning.wish(view)
+        memory.plan = wished.plan
+        if not wished.kept:
+            memory.inputs = wished.inputs
+        return wished.wish
 
     def _nudge_if_parked(self, view: WorkloadView, now: Snapshot) -> bool:
         """Ask Kueue to look again at a gang that its TAS refused and that fits now with what its entry says."""
@@ -458,11 +434,6 @@ class Steering:
     def _forget(self, alive: set[str]) -> None:
         for uid in self._memory.keys() - alive:
             del self._memory[uid]
-
-
-def _led_to(view: WorkloadView) -> tuple[PodSetUpdate, ...]:
-    """Where a waiting gang has been steered; empty where nowhere."""
-    return view.check.updates if view.check and view.check.state == "Ready" else ()
 
 
 def _has_nodes(snapshot: Snapshot, gang: Gang) -> bool:
