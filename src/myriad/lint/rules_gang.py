@@ -1,0 +1,176 @@
+"""Rules about gangs: their minimum, and who forms them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from myriad.lint.rule import Raw, rule
+from myriad.lint.scene import Scene, get, mapping, number, plain, rows, text, whole
+from myriad.lint.works import (
+    DEFAULT_SCHEDULER,
+    GROUP_MIN_MEMBER,
+    GROUP_NAME,
+    TRAINING_OPERATOR_KINDS,
+    VOLCANO,
+    Work,
+    gpu_works,
+    works,
+)
+
+
+@rule(
+    "gang-minimum-missing",
+    "error",
+    "several pods under Volcano without a minimum: no gang",
+    looks_at="PyTorchJob and its like, Job, JobSet, TrainJob with schedulerName volcano",
+    sources=("trainer#1825", "volcano#1863"),
+)
+def gang_minimum_missing(scene: Scene) -> Iterator[Raw]:
+    """Without a minimum Volcano binds pod by pod (it makes PodGroups with minMember 1): two half-started jobs can
+    hold what each other needs."""
+    for work in gpu_works(scene):
+        if not work.scheduled_by_volcano or not work.is_gang or work.kind == "VolcanoJob":
+            continue
+        value, path = work.minimum()
+        if value is not None or any(GROUP_NAME in p.annotations for p in work.pods):
+            continue
+        operator = work.kind in TRAINING_OPERATOR_KINDS
+        yield Raw(
+            work.thing,
+            path if get(work.thing.body, *path[:-1]) is not None else path[:1],
+            f"says no minAvailable for its {work.count} pods"
+            + (
+                ": unless the training operator runs with --gang-scheduler-name=volcano they are bound one by one"
+                if operator
+                else ": Volcano makes a PodGroup with minMember 1 and binds them one by one"
+            )
+            + ", and a part of the job holds its GPUs while the rest waits",
+            f"set spec.runPolicy.schedulingPolicy.minAvailable: {work.count}"
+            if operator
+            else f'set the annotation {GROUP_MIN_MEMBER}: "{work.count}" on the {work.thing.kind}',
+        )
+
+
+@rule(
+    "gang-minimum-odd",
+    "error",
+    "the gang's minimum is not the number of its pods",
+    looks_at="PyTorchJob and its like, Job, vcjob",
+    sources=("volcano#4607", "volcano#4739"),
+)
+def gang_minimum_odd(scene: Scene) -> Iterator[Raw]:
+    """Above the number of pods the gang never starts; below it a part starts and holds its GPUs while the others
+    are missing, which a job with fixed ranks cannot use."""
+    for work in works(scene):
+        value, path = work.minimum()
+        if value is None:
+            continue
+        least = number(value)
+        if least is None or least != int(least) or least < 1:
+            yield Raw(
+                work.thing,
+                path,
+                f"has minAvailable {value!r}, which is no number of pods: it is refused or ignored",
+                f"write {work.count}, the number of its pods",
+            )
+        elif least > work.count:
+            yield Raw(
+                work.thing,
+                path,
+                f"wants {plain(least)} pods to start and has only {work.count}: it never starts, and what is "
+                f"enqueued "
+                "for it is taken from others",
+                f"set it to {work.count}",
+            )
+        elif least < work.count and work.kind not in ("Deployment", "StatefulSet") and not _elastic(work, int(least)):
+            yield Raw(
+                work.thing,
+                path,
+                f"may start with {plain(least)} of its {work.count} pods: those hold their GPUs and wait for "
+                f"the ranks "
+                "that are missing",
+                f"set it to {work.count}, or make the job elastic",
+                "warning",
+            )
+
+
+def _elastic(work: Work, least: int) -> bool:
+    policy = mapping(work.thing.spec, "elasticPolicy")
+    return bool(policy) and least >= whole(policy.get("minReplicas"), 1)
+
+
+@rule(
+    "gang-scheduler-wrong",
+    "error",
+    "a gang is asked of Volcano, and its pods go to another scheduler",
+    looks_at="PyTorchJob and its like, Job, Pod, PodGroup, TrainingRuntime",
+    sources=("trainer#1825",),
+)
+def gang_scheduler_wrong(scene: Scene) -> Iterator[Raw]:
+    """The PodGroup is there and nobody reads it: the other scheduler binds the pods one by one."""
+    for work in gpu_works(scene):
+        if work.kind == "VolcanoJob":
+            continue
+        value, path = work.minimum()
+        asked = value is not None and (work.kind not in TRAINING_OPERATOR_KINDS or scene.of("PodGroup", "Queue"))
+        for pods in work.gpu_pods:
+            if pods.scheduler == VOLCANO:
+                continue
+            named = GROUP_NAME in pods.annotations
+            if asked or named:
+                explicit = "schedulerName" in pods.spec
+                yield Raw(
+                    work.thing,
+                    (*pods.path, "spec", "schedulerName") if explicit else path if not named else pods.path,
+                    f"asks for a gang ({'its PodGroup' if named else 'minAvailable'}), and its pods go to "
+                    f"{pods.scheduler}, "
+                    "which knows no PodGroup: they are bound one by one",
+                    "set schedulerName: volcano in the pod template, or leave the gang to Kueue and drop the minimum",
+                )
+                break
+    for runtime in scene.given("TrainingRuntime", "ClusterTrainingRuntime"):
+        if get(runtime.spec, "podGroupPolicy", "volcano") is None:
+            continue
+        for index, item in rows(runtime.spec, "template", "spec", "replicatedJobs"):
+            inner = mapping(item, "template", "spec", "template", "spec")
+            if text(inner, "schedulerName") != VOLCANO:
+                yield Raw(
+                    runtime,
+                    ("spec", "template", "spec", "replicatedJobs", index),
+                    f"makes a PodGroup of Volcano, and the pods of {text(item, 'name') or 'its job'} go to "
+                    f"{text(inner, 'schedulerName') or DEFAULT_SCHEDULER}: Volcano never binds them, and the "
+                    f"PodGroup "
+                    "reserves what nobody uses",
+                    "set schedulerName: volcano in that pod template (the plugin does not do it)",
+                )
+                break
+
+
+@rule(
+    "rollout-cannot-form-gang",
+    "error",
+    "a rolling update makes fewer pods than the gang needs",
+    looks_at="Deployment",
+    sources=("volcano#4739",),
+)
+def rollout_cannot_form_gang(scene: Scene) -> Iterator[Raw]:
+    """The new ReplicaSet gets a PodGroup of its own and only maxSurge pods: its gang never forms, and the update
+    hangs."""
+    for work in works(scene):
+        value, path = work.minimum()
+        if work.kind != "Deployment" or value is None or text(work.thing.spec, "strategy", "type") == "Recreate":
+            continue
+        least = whole(value)
+        surge = get(work.thing.spec, "strategy", "rollingUpdate", "maxSurge")
+        shown = "25%" if surge is None else str(surge)
+        share = shown.removesuffix("%")
+        pods = -(-work.count * int(share) // 100) if shown.endswith("%") and share.isdigit() else whole(surge)
+        if least > pods:
+            yield Raw(
+                work.thing,
+                path,
+                f"wants a gang of {least}, and a rolling update makes {pods} new "
+                f"pod{'' if pods == 1 else 's'} at a time "
+                f"(maxSurge {shown}): the new PodGroup never gets its {least}, and the update hangs",
+                f"set maxSurge to {least} or more, or strategy.type to Recreate",
+            )
