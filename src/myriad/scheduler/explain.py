@@ -6,175 +6,25 @@ the planner's outcome and what runs; `why` turns them into an `Answer`. The sent
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from myriad.scheduler.model import Gang, Outcome, Plan, Refusal, gpus_words, place
+from myriad.scheduler.causes import Cause, in_order
+from myriad.scheduler.facts import AheadJob, Answer, Condition, Eta, Holder, JobFacts, QuotaView, State
+from myriad.scheduler.model import Outcome, Plan, Refusal, gpus_words, place
+from myriad.scheduler.words import duration, ordinal
 from myriad.symptoms import diagnose
 
-State = Literal[
-    "never", "quota", "placement", "check", "gated", "not_reached", "starting", "running", "finished", "held", "fits",
-    "queue", "external",
+__all__ = [
+    "AheadJob", "Answer", "Condition", "Eta", "Holder", "JobFacts", "QuotaView", "State", "by_end", "duration",
+    "holders_words", "kueue_says", "ordinal", "where_words", "why",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class AheadJob:
-    """A job in front in the same queue. ``position`` counts from 1."""
-
-    name: str
-    owner: str = ""
-    gpus: int = 0
-    pods: int = 0
-    position: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A running job that holds what the waiting one needs.
-
-    ``ends_in_s``: seconds until its limit ends it, None = it has no limit. ``uids``: its pods, for what-if.
-    ``terminating``: its pods are stopping but still hold their GPUs.
-    """
-
-    name: str
-    team: str = ""
-    gpus: int = 0
-    ends_in_s: float | None = None
-    borrowed_gpus: int = 0
-    uids: tuple[str, ...] = ()
-    terminating: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaView:
-    """The ledger of one team in one pool, in GPUs, and the queue as Kueue orders it.
-
-    ``used`` counts what the team has, ``borrowed`` the part of it above nominal; ``lent`` is the part of its nominal
-    quota that others use now. ``cohort_free``: what others of the cohort leave unused and lend now. ``borrow_limit``:
-    None = no limit.
-    """
-
-    team: str
-    pool: str
-    nominal: int
-    used: int
-    borrowed: int = 0
-    lent: int = 0
-    borrow_limit: int | None = 0
-    cohort_free: int = 0
-    position: int = 0
-    queue_length: int = 0
-    ahead: tuple[AheadJob, ...] = ()
-    holders: tuple[Holder, ...] = ()
-    stopped: str = ""
-    """Why the queue takes nothing (a Hold, an inactive ClusterQueue), as a sentence, or ""."""
-
-    @property
-    def left(self) -> int:
-        """GPUs that the team can still get now: its own that are unused, and what it may borrow."""
-        own = max(0, self.nominal - self.used - self.lent)
-        may = (
-            self.cohort_free if self.borrow_limit is None else min(self.cohort_free, self.borrow_limit - self.borrowed)
-        )
-        return own + max(0, may)
-
-    @property
-    def most(self) -> int | None:
-        """GPUs that the team can hold at the very most; None = the cohort's whole."""
-        return None if self.borrow_limit is None else self.nominal + self.borrow_limit
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition of a Workload."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class JobFacts:
-    """What is known of the waiting job apart from quota and placement.
-
-    ``problems`` are causes that others report and that come before everything (a missing PVC, a ResourceQuota, a
-    webhook that refuses), each as a sentence. ``pending_checks`` are admission checks that are not Ready yet, with
-    their message. ``gates`` are scheduling gates left on its pods.
-    """
-
-    gang: Gang
-    waiting_s: float = 0.0
-    has_workload: bool = True
-    quota_reserved: bool = False
-    admitted: bool = False
-    admitted_s: float = 0.0
-    finished: bool = False
-    succeeded: bool | None = None
-    evicted: bool = False
-    suspended_by_user: bool = False
-    pods_ready: int = 0
-    pods_expected: int = 0
-    nodes: Mapping[str, int] = field(default_factory=dict)
-    pending_checks: Mapping[str, str] = field(default_factory=dict)
-    gates: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    evaluated: bool = True
-    """Whether Kueue has looked at it since it came or changed; False = "not yet reached", not "refused"."""
-    unschedulable: str = ""
-    """What the pod scheduler says of an admitted gang's pod that it cannot place (condition PodScheduled)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Eta:
-    """When it may start: seconds from now with an interval and its basis in words."""
-
-    seconds: float
-    low_s: float
-    high_s: float
-    basis: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The explanation. ``lines`` are (heading, text) in the order shown; `text` lays them out as `myriad why` does."""
-
-    job: str
-    state: State
-    first_cause: str
-    title: str
-    lines: tuple[tuple[str, str], ...] = ()
-    unblocks: tuple[str, ...] = ()
-    looked_at: tuple[str, ...] = ()
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-
-    def text(self) -> str:
-        """The answer as people read it: a title and indented lines under headings."""
-        width = max([len(h) for h, _ in self.lines] + [9]) + 3
-        out = [self.title]
-        for heading, text in self.lines:
-            for k, line in enumerate(text.split("\n")):
-                out.append(f"  {(heading if k == 0 else ''):<{width}}{line}".rstrip())
-        return "\n".join(out)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for ``--json``."""
-        return {
-            "job": self.job,
-            "state": self.state,
-            "first_cause": self.first_cause,
-            "lines": [{"about": h, "text": t} for h, t in self.lines],
-            "unblocks": list(self.unblocks),
-            "looked_at": list(self.looked_at),
-            "numbers": dict(self.numbers),
-        }
-
 
 SILENCE_S = 120.0
 """A workload that Kueue has not looked at for so long is reported as a fault of the system (kueue#2391)."""
+
+_ALSO = 6
+"""Further causes that an answer lists."""
 
 LOOKED_AT = ("events", "Workload", "admission checks", "quota", "placement", "nodes")
 
@@ -231,39 +81,85 @@ class _Explainer:
     def answer(self) -> Answer:
         f = self.facts
         if f.finished:
-            return self._close("finished", "finished" if f.succeeded in (True, None) else "failed", waiting=False)
+            how = "finished" if f.succeeded in (True, None) else "failed"
+            if f.ended:
+                self.lines.append(("ended", f.ended))
+            return self._close("finished", f"{how}: {f.ended}" if f.ended else how, waiting=False)
         if f.admitted and f.pods_expected and f.pods_ready >= f.pods_expected:
             self._on_nodes()
+            self.lines.extend(("odd", text) for text in f.odd)
             return self._close("running", f"running, {f.pods_ready} of {f.pods_expected} pods ready", waiting=False)
         if f.admitted:
             return self._starting()
         if f.suspended_by_user:
-            self.lines.append(("state", "suspended by its owner, not by a queue"))
-            self.unblocks.append("resume the job")
-            return self._close("held", "suspended by its owner")
+            return self._held_by_owner()
         if isinstance(self.placement, Refusal) and self.placement.kind == "never":
             return self._never(self.placement)
         impossible = self._quota_never()
         if impossible:
             self.lines.append(("quota", impossible))
+            self._also(self._causes())
             return self._close("never", impossible)
-        if f.problems:
-            for problem in f.problems:
-                self._problem_line(problem)
-            return self._close("external", f.problems[0])
+        causes = self._causes()
+        if causes:
+            return self._because(causes)
         if not f.has_workload:
             sentence = "Kueue has made no Workload of it yet: not yet reached"
             self.lines.append(("queue", sentence))
+            if f.waiting_s > SILENCE_S:
+                self._alarm()
             return self._close("not_reached", sentence)
         if self.quota and self.quota.stopped:
             self.lines.append(("quota", self.quota.stopped))
             return self._close("held", self.quota.stopped)
         return self._waiting()
 
+    def _causes(self) -> tuple[Cause, ...]:
+        """What others hold against it, the first to mend first."""
+        f = self.facts
+        gates = (
+            Cause(
+                "gate",
+                f"its pods still carry the gate {', '.join(f.gates)}",
+                (f"whoever set the gate {f.gates[0]} has to remove it",),
+            )
+            if f.gates
+            else None
+        )
+        known = {c.layer for c in f.causes}
+        own = (gates,) if gates and "gate" not in known else ()
+        return in_order((*(Cause("job", p) for p in f.problems), *f.causes, *own))
+
+    def _because(self, causes: Sequence[Cause]) -> Answer:
+        """Layers outside quota and placement come first: a gang that gets its quota would only wait with it."""
+        first = causes[0]
+        self._cause_line(first)
+        self._also(causes[1:])
+        self._queue_line()
+        states: dict[str, State] = {"queue": "held", "priority": "held", "check": "check", "topology": "placement"}
+        state: State = (
+            "never" if first.never and first.layer in ("quota", "topology") else states.get(first.layer, "external")
+        )
+        if first.layer == "quota" and not first.never:
+            state = "quota"
+        return self._close(state, first.text)
+
+    def _also(self, causes: Sequence[Cause]) -> None:
+        for cause in causes[:_ALSO]:
+            self.lines.append(("also", cause.text))
+
+    def _held_by_owner(self) -> Answer:
+        said = next((c for c in self.facts.causes if c.layer in ("suspended", "deactivated")), None)
+        sentence = said.text if said else "suspended by its owner, not by a queue"
+        self.lines.append(("state", sentence))
+        self.unblocks.extend(said.unblocks if said else ("resume the job",))
+        return self._close("held", said.text if said else "suspended by its owner")
+
     def _never(self, refusal: Refusal) -> Answer:
         self.lines.append(("never", refusal.sentence))
         self.unblocks.extend(refusal.unblocks)
         self.numbers.update(refusal.numbers)
+        self._also(self._causes())
         return self._close("never", refusal.sentence)
 
     def _quota_never(self) -> str:
@@ -285,7 +181,14 @@ class _Explainer:
         waits_for_quota = q is not None and not f.quota_reserved and f.gang.gpus > q.left
         blocked = isinstance(self.placement, Refusal)
         state: State
-        if waits_for_quota:
+        if f.told and q is None and self.placement is None:
+            cause = f.told
+            self.lines.append(("cause", cause))
+            state = "external"
+        elif f.victims:
+            cause = self._victims_line()
+            state = "quota"
+        elif waits_for_quota:
             cause = self._quota_line()
             state = "quota"
             if blocked and isinstance(self.placement, Refusal):
@@ -316,22 +219,43 @@ class _Explainer:
             text = preempted or _message(f.conditions, "Evicted") or "it was evicted and is queued again"
             self.lines.insert(0, ("preempted" if preempted else "evicted", text))
             cause = f"{'preempted' if preempted else 'evicted'} ({text.rstrip('.')}); now: {cause}"
+        if f.set_back:
+            self.lines.append(("set back", f"Kueue tries again later: {f.set_back}"))
         self._queue_line()
         self._eta_line()
         return self._close(state, cause)
 
+    def _victims_line(self) -> str:
+        victims = by_end(self.facts.victims)
+        named = " and ".join(_holder_words(h, self.gpu_name) for h in victims[:3])
+        more = f" and {len(victims) - 3} more" if len(victims) > 3 else ""
+        last = max((h.ends_in_s or 0.0) for h in victims)
+        until = f", at the latest in {duration(last)}" if last else ""
+        have = "has" if len(victims) == 1 else "have"
+        cause = f"room is being made for it: waits until {named}{more} {have} ended{until}"
+        self.lines.append(("preempts", cause))
+        self.numbers.update(victims=len(victims), victims_end_in_s=last)
+        return cause
+
     def _starting(self) -> Answer:
         f = self.facts
         self._on_nodes()
-        if f.gates:
-            cause = f"admitted, but its pods still carry the gate {', '.join(f.gates)}"
-            self.lines.append(("gate", cause))
-            self.unblocks.append(f"whoever set the gate {f.gates[0]} has to remove it")
-            return self._close("gated", cause, waiting=False)
-        if f.problems:
-            self._problem_line(f.problems[0])
-            return self._close("external", f.problems[0], waiting=False)
-        cause = f"admitted {duration(f.admitted_s)} ago, {f.pods_ready} of {f.pods_expected} pods ready"
+        causes = self._causes()
+        if causes:
+            first = causes[0]
+            self.numbers.update(first.numbers)
+            text = first.text
+            if first.layer == "gate":
+                text = f"admitted, but {text}"
+            elif first.layer == "scheduler":
+                text = f"admitted {duration(f.admitted_s)} ago, not placeable: {text}"
+            self._cause_line(first, text)
+            if first.layer == "scheduler" and self.holders:
+                self.lines.append(("held by", holders_words(by_end(self.holders), self.gpu_name)))
+            self._also(causes[1:])
+            return self._close("gated" if first.layer == "gate" else "external", text, waiting=False)
+        let_go = "admitted" if f.has_workload else "let go (by no queue)"
+        cause = f"{let_go} {duration(f.admitted_s)} ago, {f.pods_ready} of {f.pods_expected} pods ready"
         if f.unschedulable:
             said = " ".join(f.unschedulable.split())
             cause = f"admitted {duration(f.admitted_s)} ago, not placeable: the pod scheduler says: {said}"
@@ -342,13 +266,23 @@ class _Explainer:
 
     # -- lines ---------------------------------------------------------------------------------------------------
 
-    def _problem_line(self, problem: str) -> None:
-        """What somebody reports, and what it means where it is a known symptom."""
-        self.lines.append(("cause", problem))
-        found = diagnose(problem, {"node": next(iter(self.facts.nodes), "")})
-        if found is not None:
+    def _cause_line(self, cause: Cause, text: str = "") -> None:
+        """What somebody reports, what mends it, and what it means where it is a known symptom."""
+        self.lines.append(("gate" if cause.layer == "gate" else "cause", text or cause.text))
+        self.numbers.update(cause.numbers)
+        self.unblocks.extend(cause.unblocks)
+        found = diagnose(cause.text, {"node": next(iter(self.facts.nodes), "")})
+        if found is not None and not cause.unblocks:
             self.lines.append(("means", found.cause))
             self.unblocks.append(found.next[0])
+
+    def _alarm(self) -> None:
+        """Nobody has said a word for too long: that is a fault of the system, not of the job (kueue#2391)."""
+        self.lines.append(("alarm", f"{duration(self.facts.waiting_s)} without a word is itself a fault"))
+        self.unblocks.append(
+            "look at Kueue: kubectl -n kueue-system get pods, "
+            "kubectl -n kueue-system logs deploy/kueue-controller-manager"
+        )
 
     def _not_reached_line(self) -> str:
         f, q = self.facts, self.quota
@@ -357,11 +291,7 @@ class _Explainer:
             cause += f"; {q.position - 1} ahead of it"
         self.lines.append(("queue", cause))
         if f.waiting_s > SILENCE_S:
-            self.lines.append(("alarm", f"{duration(f.waiting_s)} without a word is itself a fault"))
-            self.unblocks.append(
-                "look at Kueue: kubectl -n kueue-system get pods, "
-                "kubectl -n kueue-system logs deploy/kueue-controller-manager"
-            )
+            self._alarm()
         return cause
 
     def _quota_line(self) -> str:
@@ -458,7 +388,8 @@ class _Explainer:
         if waiting:
             about.append("can never run" if state == "never" else f"waiting {duration(f.waiting_s)}")
         else:
-            about.append({"starting": "starting", "gated": "gated"}.get(state, cause.split(",")[0]))
+            short = {"starting": "starting", "gated": "gated", "external": "starting"}
+            about.append(short.get(state, cause.split(",")[0].split(":")[0]))
         title = f"{f.gang.name} ({', '.join(a for a in about if a)})"
         name = f"{f.gang.namespace}/{f.gang.name}" if f.gang.namespace else f.gang.name
         return Answer(
@@ -468,7 +399,7 @@ class _Explainer:
     def _after_cause(self) -> int:
         heads = (
             "quota", "placement", "held by", "check", "never", "state", "gate", "cause", "nodes", "preempted",
-            "evicted", "alarm",
+            "evicted", "alarm", "preempts", "means", "odd", "ended",
         )  # fmt: skip
         k = 0
         while k < len(self.lines) and self.lines[k][0] in heads:
@@ -477,27 +408,6 @@ class _Explainer:
 
 
 # -- words -------------------------------------------------------------------------------------------------------
-
-
-def ordinal(n: int) -> str:
-    """1st, 2nd, 3rd, 4th, 11th, ..."""
-    suffix = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{suffix}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: ``9 s``, ``14 min``, ``2 h 10 min``, ``3 d 4 h``."""
-    s = max(0, round(seconds))
-    if s < 60:
-        return f"{s} s"
-    minutes = round(s / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 def by_end(holders: Iterable[Holder]) -> list[Holder]:

@@ -6,15 +6,17 @@ the same functions, so both say the same and `myriad why` works while the extens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NAMESPACES, PODS, WORKLOADS
+from myriad.kube.client import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
 from myriad.scheduler.attach import is_attached, is_ours
 from myriad.scheduler.cache import Cache
-from myriad.scheduler.explain import AheadJob, Answer, Condition, Holder, JobFacts, QuotaView, why
+from myriad.scheduler.causes import Evidence
+from myriad.scheduler.causes_queue import Looking
+from myriad.scheduler.explain import AheadJob, Answer, Eta, Holder, QuotaView, why
+from myriad.scheduler.job_facts import ends_in_s, facts_of, without_workload, workload_of
 from myriad.scheduler.model import (
     POOL_LABEL,
     Gang,
@@ -24,24 +26,11 @@ from myriad.scheduler.model import (
     parse_quantity,
     place,
 )
-from myriad.scheduler.objects import QUEUE_LABEL, TEAM_LABEL, WorkloadView, owner_of, seconds_since
+from myriad.scheduler.objects import TEAM_LABEL, WorkloadView, owner_of, seconds_since
 from myriad.scheduler.placement import first_end_that_fits, fits_ever, fragmentation, plan
 from myriad.scheduler.snapshot import EXPECTED_LABEL, Snapshot
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known of a job beyond the cache.
-
-    Attributes:
-        job: the Job object, None where it was not read or does not exist.
-        problems: causes that events name, each a sentence.
-    """
-
-    job: Json | None = None
-    problems: tuple[str, ...] = ()
 
 
 def outcome_of(snapshot: Snapshot, gang: Gang) -> Outcome:
@@ -50,142 +39,88 @@ def outcome_of(snapshot: Snapshot, gang: Gang) -> Outcome:
 
 
 def why_job(
-    cache: Cache, namespace: str, job: str, *, evidence: Evidence | None = None, now: datetime | None = None
+    cache: Cache,
+    namespace: str,
+    job: str,
+    *,
+    evidence: Evidence | None = None,
+    now: datetime | None = None,
+    missing: Iterable[str] = (),
+    eta: Callable[[WorkloadView], Eta | None] | None = None,
 ) -> Answer | None:
-    """The answer for one job; None where neither a Workload nor a Job of that name is known."""
+    """The answer for one job; None where neither a Workload nor an object of that name is known.
+
+    Args:
+        cache: the cluster, or what of it the caller may read.
+        namespace, job: where and what.
+        evidence: what was read beside the cache.
+        now: the time.
+        missing: kinds that are not in the cache because the caller may not read them.
+        eta: when a waiting gang may start.
+    """
     evidence = evidence or Evidence()
     now = now or datetime.now(UTC)
-    view = cache.view_of_job(namespace, job)
+    ask = Looking(cache, namespace, evidence, now, frozenset(missing))
+    view = workload_of(ask, job)
     if view is None:
-        return _without_workload(cache, namespace, job, evidence, now) if evidence.job else None
+        return without_workload(ask, job) if evidence.job or evidence.pods else None
     snapshot = cache.snapshot()
-    quota = quota_view(cache, view, now=now)
+    quota = None if CLUSTER_QUEUES.plural in ask.missing else quota_view(cache, view, now=now)
     outcome: Outcome | None = None
     holders: tuple[Holder, ...] = ()
     after: Holder | None = None
-    if not (view.quota_reserved or view.finished):
+    if NODES.plural in ask.missing:
+        pass  # nothing is known of the nodes: Kueue's words and the extension's stand for the planner's
+    elif not (view.quota_reserved or view.finished):
         outcome = outcome_of(snapshot, view.gang)
         if isinstance(outcome, Refusal) and outcome.kind == "not_now":
             holders = holders_of(cache, view, now=now)
             after = _first_end(snapshot, view.gang, holders)
-    return why(_facts(cache, view, evidence, now), quota=quota, placement=outcome, holders=holders, after=after)
+    elif view.admitted and not view.finished:
+        holders = leaving(cache, view, now=now)
+    return why(
+        facts_of(ask, view),
+        quota=quota,
+        placement=outcome,
+        holders=holders,
+        after=after,
+        eta=eta(view) if eta is not None and view.waiting else None,
+        looked_at=_looked_at(ask),
+    )
 
 
 def first_sentence(cache: Cache, view: WorkloadView, snapshot: Snapshot, *, now: datetime) -> tuple[str, str]:
     """State and first cause of a waiting gang, for an Event: cheaper than the whole answer."""
-    answer = why(
-        _facts(cache, view, Evidence(), now),
-        quota=quota_view(cache, view, now=now),
-        placement=outcome_of(snapshot, view.gang),
-    )
+    ask = Looking(cache, view.gang.namespace, Evidence(), now)
+    answer = why(facts_of(ask, view), quota=quota_view(cache, view, now=now), placement=outcome_of(snapshot, view.gang))
     return answer.state, answer.first_cause
 
 
-def _without_workload(cache: Cache, namespace: str, job: str, evidence: Evidence, now: datetime) -> Answer:
-    body = evidence.job or {}
-    metadata, spec = body["metadata"], body.get("spec") or {}
-    labels = metadata.get("labels") or {}
-    problems = list(evidence.problems)
-    if not labels.get(QUEUE_LABEL):
-        problems.append(f"the job names no queue: set the label {QUEUE_LABEL} to one of {_queues_of(cache, namespace)}")
-    gang = Gang(name=job, namespace=namespace, podsets=(), team=_team_of(cache, namespace))
-    conditions = {c["type"]: c.get("status") for c in (body.get("status") or {}).get("conditions") or []}
-    return why(
-        JobFacts(
-            gang=gang,
-            has_workload=False,
-            waiting_s=seconds_since(metadata.get("creationTimestamp") or "", now),
-            finished=conditions.get("Complete") == "True" or conditions.get("Failed") == "True",
-            succeeded=conditions.get("Complete") == "True",
-            suspended_by_user=bool(spec.get("suspend")) and not labels.get(QUEUE_LABEL),
-            problems=tuple(problems),
-        )
-    )
+def _looked_at(ask: Looking) -> tuple[str, ...]:
+    seen = ["events"] if "events" in ask.evidence.looked_at or not ask.evidence.looked_at else []
+    seen += ["Workload", "admission checks"]
+    if not {CLUSTER_QUEUES.plural, LOCAL_QUEUES.plural} & ask.missing:
+        seen.append("quota")
+    if NODES.plural not in ask.missing:
+        seen += ["placement", "nodes"]
+    return (*seen, *(layer for layer in ask.evidence.looked_at if layer not in seen))
 
 
-def _queues_of(cache: Cache, namespace: str) -> str:
-    names = sorted(
-        q["metadata"]["name"] for q in cache.listing(LOCAL_QUEUES) if q["metadata"]["namespace"] == namespace
-    )
-    return ", ".join(names) or "(the namespace has none)"
-
-
-def _team_of(cache: Cache, namespace: str) -> str:
-    for body in cache.listing(NAMESPACES):
-        if body["metadata"]["name"] == namespace:
-            return str((body["metadata"].get("labels") or {}).get(TEAM_LABEL) or "")
-    return ""
-
-
-def _facts(cache: Cache, view: WorkloadView, evidence: Evidence, now: datetime) -> JobFacts:
-    body = cache.object(WORKLOADS, view.key) or {"status": {}}
-    status = body.get("status") or {}
-    conditions = tuple(
-        Condition(c["type"], c["status"], c.get("reason") or "", c.get("message") or "")
-        for c in status.get("conditions") or []
-    )
-    by_type = {c["type"]: c for c in status.get("conditions") or []}
-    pods = cache.pods_of_workload(view)
-    ready = sum(_pod_ready(p) for p in pods)
-    real: dict[str, int] = {}
-    for pod in pods:
-        node = pod["spec"].get("nodeName")
-        if node:
-            real[node] = real.get(node, 0) + 1
-    finished = by_type.get("Finished", {})
-    pending = {}
-    if view.quota_reserved:
-        pending = {
-            e["name"]: e.get("message") or "" for e in status.get("admissionChecks") or [] if e["state"] != "Ready"
-        }
-    gates = {g["name"] for p in pods for g in p["spec"].get("schedulingGates") or []}
-    return JobFacts(
-        gang=view.gang,
-        waiting_s=seconds_since(view.created, now),
-        quota_reserved=view.quota_reserved,
-        admitted=view.admitted,
-        admitted_s=seconds_since(by_type.get("Admitted", {}).get("lastTransitionTime") or "", now),
-        finished=view.finished,
-        succeeded=None if not finished else finished.get("reason") != "Failed",
-        evicted=view.evicted,
-        suspended_by_user=not view.active,
-        pods_ready=ready,
-        pods_expected=view.gang.pods,
-        nodes=real or view.nodes,
-        pending_checks=pending,
-        gates=tuple(sorted(gates)),
-        problems=(*evidence.problems, *_pod_problems(pods)),
-        conditions=conditions,
-        evaluated="QuotaReserved" in by_type,
-    )
-
-
-def _pod_ready(pod: Json) -> bool:
-    status = pod.get("status") or {}
-    if status.get("phase") == "Succeeded":
-        return True
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
-
-
-def _pod_problems(pods: Iterable[Json]) -> list[str]:
-    """What keeps pods that were let go from starting, worst first, each once."""
-    found: dict[str, int] = {}
-    for pod in pods:
-        status = pod.get("status") or {}
-        for container in status.get("containerStatuses") or []:
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            reason = waiting.get("reason") or ""
-            if reason and reason not in ("ContainerCreating", "PodInitializing"):
-                text = f"container {container['name']}: {reason}" + (
-                    f" ({waiting['message']})" if waiting.get("message") else ""
-                )
-                found[text] = found.get(text, 0) + 1
-        for condition in status.get("conditions") or []:
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                reason, message = condition.get("reason") or "", condition.get("message") or ""
-                if reason == "Unschedulable":
-                    found[f"kube-scheduler finds no node: {message}"] = 1
-    return [text if n == 1 else f"{text}, on {n} pods" for text, n in found.items()]
+def leaving(cache: Cache, view: WorkloadView, *, now: datetime) -> tuple[Holder, ...]:
+    """Who still holds GPUs on the nodes that an admitted gang was given: pods that are stopping."""
+    nodes = set(view.nodes)
+    found: dict[str, Holder] = {}
+    for pod in cache.listing(PODS):
+        use = cache.use(pod["metadata"]["uid"])
+        if use is None or not use.terminating or use.node not in nodes:
+            continue
+        gpus = sum(n for name, n in use.requests.items() if is_gpu_resource(name))
+        owner = use.owner.rpartition("/")[2]
+        old = found.get(owner)
+        ends = max(ends_in_s(pod, now), (old.ends_in_s or 0.0) if old else 0.0)
+        total = gpus + (old.gpus if old else 0)
+        found[owner] = Holder(owner, pod["metadata"]["namespace"], total, ends, terminating=True)
+    return tuple(h for h in found.values() if h.gpus)
 
 
 # Quota
@@ -329,8 +264,13 @@ def _holder(cache: Cache, view: WorkloadView, now: datetime) -> Holder:
         by_type = {c["type"]: c for c in status.get("conditions") or []}
         run_s = seconds_since(by_type.get("Admitted", {}).get("lastTransitionTime") or "", now)
         ends = max(0.0, float(limit) - run_s - float(status.get("accumulatedPastExecutionTimeSeconds") or 0))
-    uids = tuple(p["metadata"]["uid"] for p in cache.pods_of_workload(view)) + cache.reserved_uids(view)
-    return Holder(view.gang.name, view.gang.team or view.gang.namespace, view.gang.gpus, ends, 0, uids)
+    pods = cache.pods_of_workload(view)
+    uids = tuple(p["metadata"]["uid"] for p in pods) + cache.reserved_uids(view)
+    stopping = bool(pods) and all(p["metadata"].get("deletionTimestamp") for p in pods)
+    if stopping:
+        ends = max(ends_in_s(p, now) for p in pods)
+    team = view.gang.team or view.gang.namespace
+    return Holder(view.gang.name, team, view.gang.gpus, ends, 0, uids, terminating=stopping)
 
 
 def _first_end(snapshot: Snapshot, gang: Gang, holders: Sequence[Holder]) -> Holder | None:

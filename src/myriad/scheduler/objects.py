@@ -291,7 +291,7 @@ def workload_view(workload: Json, *, check_name: str, pool: str = "", team: str 
     gang = Gang(
         name=job.get("name") or metadata["name"],
         namespace=metadata["namespace"],
-        podsets=tuple(_pod_set(p) for p in spec.get("podSets") or []),
+        podsets=tuple(pod_set(p) for p in spec.get("podSets") or []),
         uid=metadata.get("uid", ""),
         priority=int(spec.get("priority") or 0),
         queue=spec.get("queueName") or "",
@@ -386,7 +386,8 @@ def _owner(metadata: Json) -> dict[str, str]:
     return {}
 
 
-def _pod_set(body: Json) -> PodSet:
+def pod_set(body: Json) -> PodSet:
+    """A podset of a Workload: name, count, pod template, topology request."""
     spec = (body.get("template") or {}).get("spec") or {}
     requests = pod_requests(spec)
     gpus = sorted(name for name in requests if is_gpu_resource(name))

@@ -166,6 +166,7 @@ def cluster_queue(name: str = "vision-h100", *, gpus: int = 32, cohort: str = ""
         "metadata": {"name": name, "labels": {"myriad.dev/pool": "h100", "myriad.dev/team": team}},
         "spec": {
             **({"cohortName": cohort} if cohort else {}),
+            "namespaceSelector": {},
             "resourceGroups": [
                 {
                     "coveredResources": ["nvidia.com/gpu"],

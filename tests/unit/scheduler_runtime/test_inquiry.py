@@ -53,7 +53,7 @@ def test_a_pod_that_cannot_start_is_the_first_cause(world: Any, make: Any) -> No
     body = make.pod("a-0", of="a", node_name="n0", phase="Pending")
     body["status"]["containerStatuses"] = [waiting]
     world.put(PODS, body)
-    assert "ImagePullBackOff (no such image)" in ask(world, "a").first_cause
+    assert "ImagePullBackOff: the image cannot be had (no such image)" in ask(world, "a").first_cause
 
 
 def test_a_job_without_a_queue_is_told_which_there_are(world: Any) -> None:
