@@ -13,9 +13,11 @@ from rich.table import Table
 from myriad.agent import brake
 from myriad.cli.output import console
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
+from myriad.kube.client import CONFIG_MAPS, LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
 from myriad.scheduler.cache import FOLLOWED, Cache
 from myriad.scheduler.objects import TEAM_LABEL
+from myriad.scheduler.policy import CONFIG_MAP as POLICY
+from myriad.scheduler.policy import NAMESPACE as POLICY_NAMESPACE
 
 Json = dict[str, Any]
 
@@ -72,6 +74,9 @@ def read_cluster(api: Api) -> tuple[Cache, list[str]]:
                 missing.append(resource.plural)
             else:
                 cache.replace(resource.plural, items)
+    rules = _policy_map(api)
+    if rules is not None:
+        cache.upsert(CONFIG_MAPS.plural, rules)
     if WORKLOADS.plural in missing:
         raise MyriadError(
             "Kueue's Workloads cannot be read: Kueue is not installed, or these credentials may not see it",
@@ -79,6 +84,16 @@ def read_cluster(api: Api) -> tuple[Cache, list[str]]:
             hint="`kubectl get workloads -A` shows which; the site run installs Kueue",
         )
     return cache, missing
+
+
+def _policy_map(api: Api) -> Json | None:
+    """The ConfigMap of the site's rules; None where there is none or the caller may not read it."""
+    try:
+        return api.find(CONFIG_MAPS, POLICY, namespace=POLICY_NAMESPACE)
+    except ApiError as error:
+        if error.status not in (401, 403):
+            raise
+        return None
 
 
 def print_table(table: Table) -> None:

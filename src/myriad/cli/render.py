@@ -25,6 +25,7 @@ FILES: Mapping[str, str] = {
     "Cohort": "cohorts.yml",
     "ClusterQueue": "cluster-queues.yml",
     "LocalQueue": "local-queues.yml",
+    "ConfigMap": "site-policy.yml",
     "Queue": "volcano-queues.yml",
     "HyperNode": "volcano-hypernodes.yml",
 }

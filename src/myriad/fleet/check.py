@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from myriad.fleet import model, names
 from myriad.fleet.catalog import CATALOG
 from myriad.fleet.check_mig import check_mig
+from myriad.fleet.check_policy import check_policy
 from myriad.fleet.check_shares import check_shares
 from myriad.fleet.check_wiring import check_wiring
 from myriad.fleet.problems import Origin, Problem, errors, fold, warnings
@@ -73,9 +74,14 @@ def check(raw: RawInventory) -> Checked:
         topology=parts.topology,
         fabrics=parts.fabrics,
         burn_in=parts.burn_in,
+        protection=parts.protection,
+        notify=parts.notify,
+        idle=parts.idle,
+        admission=parts.admission,
     )
     problems += check_wiring(fleet, raw)
     problems += check_mig(fleet, raw)
+    problems += check_policy(fleet, raw)
     shares = check_shares(fleet, raw)
     if errors([*problems, *shares]):
         # What was refused counts as absent here: that something is left over says nothing yet.

@@ -8,18 +8,29 @@ adds what only several parts together can tell.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field
 
 from myriad.errors import InputError
 from myriad.fleet import names, quantity
 from myriad.fleet.catalog import model_fault
+from myriad.fleet.fields import Part, empty_mapping, faultless, flag, items, one_of, positive, refuse, text, whole
 from myriad.fleet.mig import Cut, read_cut
+from myriad.fleet.model_policy import (
+    Admission,
+    Hours,
+    Idle,
+    Level,
+    NotifyTarget,
+    Protection,
+    Seconds,
+    Unlimited,
+    subject_fault,
+)
 from myriad.prewarm.limits import Limits
 
 MAX_GPUS_PER_NODE = 32
@@ -42,81 +53,6 @@ INFERENCE_COHORT_SUFFIX = "-inference"
 """Inference pools get a cohort tree of their own: training never lends to or borrows from them by accident."""
 
 
-def _refuse(message: str) -> PydanticCustomError:
-    # Braces would be read as fields of the template; they never stand in our sentences but may in the user's text.
-    return PydanticCustomError("description", "{sentence}", {"sentence": message})
-
-
-def _whole(what: str, *, low: int, high: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
-            raise _refuse(f"is the text {names.show(value)}; write the number without quotes")
-        if isinstance(value, float):
-            raise _refuse(f"is {names.show(value)}; {what}, in whole numbers")
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _refuse(f"is {names.show(value)}; {what}")
-        return int(value)
-
-    return check
-
-
-def _positive(what: str, *, most: int = 10**6) -> Callable[[Any], Fraction]:
-    def check(value: Any) -> Fraction:
-        if isinstance(value, Fraction):
-            return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-            raise _refuse(f"is {names.show(value)}; {what}")
-        return Fraction(str(value))
-
-    return check
-
-
-def _one_of(*allowed: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value not in allowed or isinstance(value, bool):
-            best = names.closest(value, allowed) if isinstance(value, str) else None
-            offer = f'; did you mean "{best}"?' if best else ""
-            raise _refuse(f"is {names.show(value)}; allowed: {', '.join(allowed[:-1])} or {allowed[-1]}{offer}")
-        return value
-
-    return check
-
-
-def _text(what: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or not value.strip():
-            raise _refuse(f"is {names.show(value)}; {what}")
-        return str(value)
-
-    return check
-
-
-def _faultless(fault: Callable[[Any], str | None]) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        sentence = fault(value)
-        if sentence is not None:
-            raise _refuse(sentence)
-        return str(value)
-
-    return check
-
-
-def _empty_mapping(value: Any) -> Any:
-    return {} if value is None else value
-
-
-def _items(what: str, default: str = "[a, b]") -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value is None:
-            return ()
-        if not isinstance(value, list | tuple):
-            example = f"[{value}]" if isinstance(value, str) and "/" not in value else default
-            raise _refuse(f"is {names.show(value)}; write a list of {what}, for example {example}")
-        return tuple(value)
-
-    return check
-
-
 def _memory(value: Any) -> str | None:
     if value is None:
         return None
@@ -125,16 +61,16 @@ def _memory(value: Any) -> str | None:
     except ValueError:
         size, binary = Fraction(0), True
     if isinstance(value, bool) or size <= 0:
-        raise _refuse(f'is {names.show(value)}; memory is a quantity such as "200Gi"')
+        raise refuse(f'is {names.show(value)}; memory is a quantity such as "200Gi"')
     return quantity.canonical(size, binary=binary)
 
 
 def _gpu_model(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise _refuse(f"is {names.show(value)}; write the GPU model, for example H100-SXM5-80GB")
+        raise refuse(f"is {names.show(value)}; write the GPU model, for example H100-SXM5-80GB")
     fault = model_fault(value)
     if fault is not None:
-        raise _refuse(fault)
+        raise refuse(fault)
     return str(value)
 
 
@@ -152,30 +88,23 @@ def _priority_name_fault(value: Any) -> str | None:
     return fault
 
 
-def _level_fault(value: Any) -> str | None:
-    fault = names.label_name_fault(value)
-    if fault is None and value in {"hostname", "pool", "gpu-model", "gpu-expected", "gpu-count", "gpu-driver"}:
-        return f'"{value}" is a label that Myriad sets itself; a topology level is a place, for example rack'
-    return fault
-
-
 def _warm_items(value: Any) -> Any:
     if value is not None and not isinstance(value, list | tuple):
-        raise _refuse(f"is {names.show(value)}; write a list, for example [{{image: gang-check, pools: [h100]}}]")
+        raise refuse(f"is {names.show(value)}; write a list, for example [{{image: gang-check, pools: [h100]}}]")
     return tuple(value or ())
 
 
 def _digest(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and re.fullmatch(r"sha256:[0-9a-f]{64}", value)):
         return value
-    raise _refuse(f"is {names.show(value)}; a digest is sha256: and 64 hexadecimal digits")
+    raise refuse(f"is {names.show(value)}; a digest is sha256: and 64 hexadecimal digits")
 
 
 def _key_file(value: Any) -> str:
     if value is None or value == "":
         return ""
     if not isinstance(value, str):
-        raise _refuse(f"is {names.show(value)}; write the path of a public key, for example keys/cosign.pub")
+        raise refuse(f"is {names.show(value)}; write the path of a public key, for example keys/cosign.pub")
     return value
 
 
@@ -183,26 +112,27 @@ def _prewarm_limits(value: Any) -> Any:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise _refuse(f"is {names.show(value)}; write limit: number, for example {{rack_gbit: 10}}")
+        raise refuse(f"is {names.show(value)}; write limit: number, for example {{rack_gbit: 10}}")
     try:
         Limits.read(dict(value))
     except InputError as error:
-        raise _refuse(f"{error.message}{f'; {error.hint}' if error.hint else ''}") from error
+        raise refuse(f"{error.message}{f'; {error.hint}' if error.hint else ''}") from error
     return dict(value)
 
 
-Name = Annotated[str, BeforeValidator(_faultless(names.dns_label_fault))]
-Level = Annotated[str, BeforeValidator(_faultless(_level_fault))]
-Namespace = Annotated[str, BeforeValidator(_faultless(_namespace_fault))]
-PriorityName = Annotated[str, BeforeValidator(_faultless(_priority_name_fault))]
-Gpus = Annotated[int, BeforeValidator(_whole("a quota is 0 or more GPUs", low=0, high=10**7))]
-BorrowedGpus = Annotated[int, BeforeValidator(_whole("what may be borrowed is 0 or more GPUs", low=0, high=10**7))]
-LentGpus = Annotated[int, BeforeValidator(_whole("what may be lent is 0 or more GPUs", low=0, high=10**7))]
-Weight = Annotated[Fraction, BeforeValidator(_positive("a weight is a number above 0 (2 gets twice the share of 1)"))]
+Name = Annotated[str, BeforeValidator(faultless(names.dns_label_fault))]
+Namespace = Annotated[str, BeforeValidator(faultless(_namespace_fault))]
+PriorityName = Annotated[str, BeforeValidator(faultless(_priority_name_fault))]
+Gpus = Annotated[int, BeforeValidator(whole("a quota is 0 or more GPUs", low=0, high=10**7))]
+BorrowedGpus = Annotated[int, BeforeValidator(whole("what may be borrowed is 0 or more GPUs", low=0, high=10**7))]
+LentGpus = Annotated[int, BeforeValidator(whole("what may be lent is 0 or more GPUs", low=0, high=10**7))]
+ReservedGpus = Annotated[int, BeforeValidator(whole("a reserve is 0 or more GPUs", low=0, high=10**7))]
+Subject = Annotated[str, BeforeValidator(faultless(subject_fault))]
+Weight = Annotated[Fraction, BeforeValidator(positive("a weight is a number above 0 (2 gets twice the share of 1)"))]
 Priority = Annotated[
     int,
     BeforeValidator(
-        _whole(
+        whole(
             f"a priority is from 0 (below it ranks behind pods without a class) to {MAX_PRIORITY} "
             "(above belongs to Kubernetes)",
             low=0,
@@ -210,21 +140,14 @@ Priority = Annotated[
         )
     ),
 ]
-Seconds = Annotated[
-    int, BeforeValidator(_whole("seconds are a whole number from 0 to 604800 (a week)", low=0, high=604800))
-]
-Levels = Annotated[tuple[Level, ...], BeforeValidator(_items("level names, outermost first", "[room, block, rack]"))]
+Levels = Annotated[tuple[Level, ...], BeforeValidator(items("level names, outermost first", "[room, block, rack]"))]
 Use = Literal["training", "inference"]
 Engine = Literal["kueue", "volcano"]
 Period = Literal["day", "week", "month", "quarter", "year"]
-MappingOf = BeforeValidator(_empty_mapping)
+MappingOf = BeforeValidator(empty_mapping)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Cluster(_Part):
+class Cluster(Part):
     """The cluster itself: its name and the levels of its places, outermost first."""
 
     name: Name = "cluster"
@@ -235,55 +158,66 @@ def _cut(value: Any) -> Cut:
     try:
         return value if isinstance(value, Cut) else read_cut(value)
     except ValueError as error:
-        raise _refuse(str(error)) from error
+        raise refuse(str(error)) from error
 
 
-class Sharing(_Part):
+class Sharing(Part):
     """Several pods on one whole GPU, taking turns. Nothing keeps their memory apart."""
 
     replicas: Annotated[
-        int, BeforeValidator(_whole("replicas are a whole number of pods on one GPU, from 1 to 48", low=1, high=48))
+        int, BeforeValidator(whole("replicas are a whole number of pods on one GPU, from 1 to 48", low=1, high=48))
     ] = 1
 
 
-class Pool(_Part):
+class Pool(Part):
     """Nodes of one kind: GPU model, cards a node, what they are used for, and who places jobs on them.
 
     `cpu_per_gpu` (cores) and `memory_per_gpu` (a quantity) turn a GPU quota into CPU and memory quotas; without them
     CPU and memory never bind. `mig` cuts the cards into slices, `sharing` lets pods take turns on whole ones; without
     either a pod gets whole cards. Quotas stay in GPUs: a GPU that is cut seven ways is seven slices of quota.
+
+    `max_hours` is the longest time limit that a job may ask for. A job without one gets `default_hours`, is refused, or
+    runs without end, as `unlimited` says (`default`, `refuse`, `allow`; by itself `default` where there is one).
     """
 
     model: Annotated[str, BeforeValidator(_gpu_model)]
     gpus_per_node: Annotated[
         int,
         BeforeValidator(
-            _whole(f"a node has a whole number of GPUs from 1 to {MAX_GPUS_PER_NODE}", low=1, high=MAX_GPUS_PER_NODE)
+            whole(f"a node has a whole number of GPUs from 1 to {MAX_GPUS_PER_NODE}", low=1, high=MAX_GPUS_PER_NODE)
         ),
     ] = 8
-    use: Annotated[Use, BeforeValidator(_one_of("training", "inference"))] = "training"
-    engine: Annotated[Engine, BeforeValidator(_one_of("kueue", "volcano"))] = "kueue"
-    resource: Annotated[str, BeforeValidator(_faultless(names.extended_resource_fault))] = "nvidia.com/gpu"
+    use: Annotated[Use, BeforeValidator(one_of("training", "inference"))] = "training"
+    engine: Annotated[Engine, BeforeValidator(one_of("kueue", "volcano"))] = "kueue"
+    resource: Annotated[str, BeforeValidator(faultless(names.extended_resource_fault))] = "nvidia.com/gpu"
     cpu_per_gpu: (
-        Annotated[Fraction, BeforeValidator(_positive("cpu_per_gpu is a number of cores above 0, for example 24"))]
+        Annotated[Fraction, BeforeValidator(positive("cpu_per_gpu is a number of cores above 0, for example 24"))]
         | None
     ) = None
     memory_per_gpu: Annotated[str | None, BeforeValidator(_memory)] = None
     mig: Annotated[Cut, BeforeValidator(_cut)] = Field(default_factory=Cut)
     sharing: Sharing = Field(default_factory=Sharing)
+    default_hours: Hours | None = None
+    max_hours: Hours | None = None
+    unlimited: Annotated[Unlimited | None, BeforeValidator(one_of("default", "refuse", "allow"))] = None
+
+    @property
+    def without_limit(self) -> Unlimited:
+        """What becomes of a job without a time limit."""
+        return self.unlimited or ("allow" if self.default_hours is None else "default")
 
 
-class GpuHours(_Part):
+class GpuHours(Part):
     """A team's budget in one pool: GPU-hours in each calendar period."""
 
     budget: Annotated[
         int,
-        BeforeValidator(_whole("a budget is a whole number of GPU-hours, 1 or more", low=1, high=10**12)),
+        BeforeValidator(whole("a budget is a whole number of GPU-hours, 1 or more", low=1, high=10**12)),
     ]
-    period: Annotated[Period, BeforeValidator(_one_of("day", "week", "month", "quarter", "year"))] = "month"
+    period: Annotated[Period, BeforeValidator(one_of("day", "week", "month", "quarter", "year"))] = "month"
 
 
-class Team(_Part):
+class Team(Part):
     """A team: where it works, what it owns, and how it shares.
 
     Attributes:
@@ -292,31 +226,39 @@ class Team(_Part):
         cohort: with whom it shares; without one it neither borrows nor lends.
         borrow: most GPUs that it may borrow, by pool. A pool that is not named has no limit.
         lend: most GPUs of its own that others may use, by pool. A pool that is not named has no limit.
+        reserve: GPUs of its quota in an inference pool that are never lent, so that a service can grow at once.
         gpu_hours: budgets by pool.
-        notify: who is told about preemptions and budgets.
+        notify: who is told about preemptions and budgets: targets of `myriad_notify`.
+        groups: groups of people who belong to it, as the cluster's login names them. Without any, `myriad:TEAM`.
+        users: people who belong to it by their own name.
     """
 
-    namespaces: Annotated[tuple[Namespace, ...], BeforeValidator(_items("namespaces"))] = ()
+    namespaces: Annotated[tuple[Namespace, ...], BeforeValidator(items("namespaces"))] = ()
     quota: Annotated[dict[Name, Gpus], MappingOf] = Field(default_factory=dict)
     weight: Weight = Fraction(1)
     cohort: Name | None = None
     borrow: Annotated[dict[Name, BorrowedGpus], MappingOf] = Field(default_factory=dict)
     lend: Annotated[dict[Name, LentGpus], MappingOf] = Field(default_factory=dict)
+    reserve: Annotated[dict[Name, ReservedGpus], MappingOf] = Field(default_factory=dict)
     gpu_hours: Annotated[dict[Name, GpuHours], MappingOf] = Field(default_factory=dict)
     notify: Annotated[
-        tuple[Annotated[str, BeforeValidator(_text("write a name or an address"))], ...],
-        BeforeValidator(_items("names or addresses")),
+        tuple[Annotated[str, BeforeValidator(text("write a name or an address"))], ...],
+        BeforeValidator(items("names or addresses")),
     ] = ()
+    groups: Annotated[
+        tuple[Subject, ...], BeforeValidator(items("groups of the cluster's login", "[oidc:vision]"))
+    ] = ()
+    users: Annotated[tuple[Subject, ...], BeforeValidator(items("users of the cluster's login", "[oidc:alice]"))] = ()
 
 
-class Cohort(_Part):
+class Cohort(Part):
     """Teams that lend each other what they do not use. Cohorts form a tree: unused quota also flows along parents."""
 
     parent: Name | None = None
     weight: Weight = Fraction(1)
 
 
-class Preemption(_Part):
+class Preemption(Part):
     """How a running job is asked to leave, in seconds."""
 
     grace_s: Seconds = 300
@@ -324,18 +266,18 @@ class Preemption(_Part):
     checkpoint_max_age_s: Seconds = 3600
 
 
-class WarmImage(_Part):
+class WarmImage(Part):
     """An image that is kept on nodes. `pools` empty means every pool.
 
     An image that the bundle holds needs no `digest`; one that was pushed to the site's registry does.
     """
 
-    image: Annotated[str, BeforeValidator(_text("write the name of an image, for example gang-check"))]
-    pools: Annotated[tuple[Name, ...], BeforeValidator(_items("pools"))] = ()
+    image: Annotated[str, BeforeValidator(text("write the name of an image, for example gang-check"))]
+    pools: Annotated[tuple[Name, ...], BeforeValidator(items("pools"))] = ()
     digest: Annotated[str | None, BeforeValidator(_digest)] = None
 
 
-class Images(_Part):
+class Images(Part):
     """Images and where they are kept warm.
 
     Attributes:
@@ -350,21 +292,15 @@ class Images(_Part):
     signing_key: Annotated[str, BeforeValidator(_key_file)] = ""
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _refuse(f"is {names.show(value)}; write true or false")
-    return value
-
-
 def _switch_places(value: Any) -> Any:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise _refuse(f"is {names.show(value)}; write switch: place, for example {{tor-r1: hall1/b1/r1}}")
+        raise refuse(f"is {names.show(value)}; write switch: place, for example {{tor-r1: hall1/b1/r1}}")
     for name in value:
         # A bare 17 in YAML is a number; the switch may be called so all the same.
         if isinstance(name, bool) or not isinstance(name, str | int) or not str(name).strip():
-            raise _refuse(f"names a switch {names.show(name)}; write its name in LLDP in quotes, for example tor-r1")
+            raise refuse(f"names a switch {names.show(name)}; write its name in LLDP in quotes, for example tor-r1")
     return {str(name).strip(): place for name, place in value.items()}
 
 
@@ -372,13 +308,13 @@ def _switch_place(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value.strip("/ "):
-        raise _refuse(f"is {names.show(value)}; write the place of the switch, for example hall1/b1/r1")
+        raise refuse(f"is {names.show(value)}; write the place of the switch, for example hall1/b1/r1")
     return value
 
 
 def _rails(value: Any) -> Any:
     if value is not None and not isinstance(value, list | tuple):
-        raise _refuse(f"is {names.show(value)}; write a list, for example [{{interface: ens1f0np0}}]")
+        raise refuse(f"is {names.show(value)}; write a list, for example [{{interface: ens1f0np0}}]")
     return tuple(value or ())
 
 
@@ -390,7 +326,7 @@ def _interface_fault(value: Any) -> str | None:
     return None
 
 
-class Topology(_Part):
+class Topology(Part):
     """What is known of the cables, to check `myriad_location` against what the nodes see.
 
     Attributes:
@@ -404,13 +340,13 @@ class Topology(_Part):
         Field(default_factory=dict)
     )
     accept: Annotated[
-        tuple[Annotated[str, BeforeValidator(_text("write the name of a node, for example gpu1"))], ...],
-        BeforeValidator(_items("nodes", "[gpu1]")),
+        tuple[Annotated[str, BeforeValidator(text("write the name of a node, for example gpu1"))], ...],
+        BeforeValidator(items("nodes", "[gpu1]")),
     ] = ()
-    required: Annotated[bool, BeforeValidator(_flag)] = False
+    required: Annotated[bool, BeforeValidator(flag)] = False
 
 
-class Rail(_Part):
+class Rail(Part):
     """One interface of the fabric on every node of a pool.
 
     Attributes:
@@ -420,13 +356,13 @@ class Rail(_Part):
             leaves the interface without one.
     """
 
-    interface: Annotated[str, BeforeValidator(_faultless(_interface_fault))]
+    interface: Annotated[str, BeforeValidator(faultless(_interface_fault))]
     address: (
-        Annotated[str, BeforeValidator(_text('write a pattern, for example "10.200.{rail}.{number}/24"'))] | None
+        Annotated[str, BeforeValidator(text('write a pattern, for example "10.200.{rail}.{number}/24"'))] | None
     ) = None
 
 
-class Fabric(_Part):
+class Fabric(Part):
     """Interfaces of one pool that carry traffic between GPUs.
 
     Attributes:
@@ -440,24 +376,24 @@ class Fabric(_Part):
         trust: what a packet's priority is read from: dscp or pcp.
     """
 
-    kind: Annotated[Literal["roce", "infiniband"], BeforeValidator(_one_of("roce", "infiniband"))] = "roce"
+    kind: Annotated[Literal["roce", "infiniband"], BeforeValidator(one_of("roce", "infiniband"))] = "roce"
     rails: Annotated[tuple[Rail, ...], BeforeValidator(_rails)] = ()
     mtu: Annotated[
-        int, BeforeValidator(_whole("an MTU is a number of bytes from 1280 to 9978", low=1280, high=9978))
+        int, BeforeValidator(whole("an MTU is a number of bytes from 1280 to 9978", low=1280, high=9978))
     ] = 4092
     rate_gbit_s: (
-        Annotated[int, BeforeValidator(_whole("a rate is a whole number of gigabits a second", low=1, high=10**5))]
+        Annotated[int, BeforeValidator(whole("a rate is a whole number of gigabits a second", low=1, high=10**5))]
         | None
     ) = None
-    pfc: Annotated[bool, BeforeValidator(_flag)] = False
-    ecn: Annotated[bool, BeforeValidator(_flag)] = False
+    pfc: Annotated[bool, BeforeValidator(flag)] = False
+    ecn: Annotated[bool, BeforeValidator(flag)] = False
     priority: Annotated[
-        int, BeforeValidator(_whole("the priority of lossless traffic is a number from 0 to 7", low=0, high=7))
+        int, BeforeValidator(whole("the priority of lossless traffic is a number from 0 to 7", low=0, high=7))
     ] = 3
-    trust: Annotated[Literal["dscp", "pcp"], BeforeValidator(_one_of("dscp", "pcp"))] = "dscp"
+    trust: Annotated[Literal["dscp", "pcp"], BeforeValidator(one_of("dscp", "pcp"))] = "dscp"
 
 
-class BurnIn(_Part):
+class BurnIn(Part):
     """What the nodes of a pool must reach in the multi-node bandwidth test before a rack is opened.
 
     Attributes:
@@ -468,20 +404,20 @@ class BurnIn(_Part):
     """
 
     gb_s: (
-        Annotated[Fraction, BeforeValidator(_positive("a threshold is a number of gigabytes a second above 0"))] | None
+        Annotated[Fraction, BeforeValidator(positive("a threshold is a number of gigabytes a second above 0"))] | None
     ) = None
     of_median: Annotated[
-        Fraction, BeforeValidator(_positive("a part of the median is a number above 0, up to 1, such as 0.8", most=1))
+        Fraction, BeforeValidator(positive("a part of the median is a number above 0, up to 1, such as 0.8", most=1))
     ] = Fraction(4, 5)
     mib: Annotated[
-        int, BeforeValidator(_whole("a size is a whole number of MiB from 1 to 65536", low=1, high=65536))
+        int, BeforeValidator(whole("a size is a whole number of MiB from 1 to 65536", low=1, high=65536))
     ] = 64
     seconds: Annotated[
-        int, BeforeValidator(_whole("a measurement takes a whole number of seconds from 1 to 3600", low=1, high=3600))
+        int, BeforeValidator(whole("a measurement takes a whole number of seconds from 1 to 3600", low=1, high=3600))
     ] = 10
 
 
-class Host(_Part):
+class Host(Part):
     """One machine.
 
     Attributes:
@@ -502,7 +438,7 @@ class Host(_Part):
     is_control_plane: bool = False
 
 
-class Fleet(_Part):
+class Fleet(Part):
     """The whole description. Made by `myriad.fleet.check`, which guarantees that its references hold."""
 
     cluster: Cluster = Field(default_factory=Cluster)
@@ -516,6 +452,10 @@ class Fleet(_Part):
     topology: Topology = Field(default_factory=Topology)
     fabrics: dict[str, Fabric] = Field(default_factory=dict)
     burn_in: dict[str, BurnIn] = Field(default_factory=dict)
+    protection: Protection = Field(default_factory=Protection)
+    notify: dict[str, NotifyTarget] = Field(default_factory=dict)
+    idle: Idle = Field(default_factory=Idle)
+    admission: Admission = Field(default_factory=Admission)
 
     @cached_property
     def hosts_by_pool(self) -> Mapping[str, tuple[Host, ...]]:
@@ -589,6 +529,10 @@ DESCRIPTION_VARIABLES = (
     "myriad_topology",
     "myriad_fabric",
     "myriad_burn_in",
+    "myriad_protection",
+    "myriad_notify",
+    "myriad_idle",
+    "myriad_admission",
 )
 """The variables of group `all` that describe a site."""
 

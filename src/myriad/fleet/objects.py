@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from myriad.fleet import mig, model, quantity
+from myriad.fleet import site_policy as rules
 from myriad.fleet.labels import HOSTNAME_LABEL, POOL_LABEL, TEAM_LABEL, level_label
 from myriad.fleet.volcano import volcano_objects
 
@@ -39,6 +40,7 @@ def objects_for_cluster_policy(fleet: model.Fleet) -> list[KubeObject]:
         *cohorts(fleet),
         *cluster_queues(fleet),
         *local_queues(fleet),
+        policy_map(fleet),
         *volcano_objects(fleet, labels=POLICY_LABELS),
     ]
 
@@ -134,6 +136,12 @@ def local_queues(fleet: model.Fleet) -> list[KubeObject]:
                 queue["spec"] = {"clusterQueue": model.cluster_queue_name(team_name, pool_name)}
                 result.append(queue)
     return result
+
+
+def policy_map(fleet: model.Fleet) -> KubeObject:
+    """The ConfigMap with what the scheduler extension has to know of the description."""
+    made = _object("v1", "ConfigMap", rules.CONFIG_MAP, namespace=rules.NAMESPACE)
+    return made | {"data": {rules.KEY: rules.policy_text(fleet)}}
 
 
 def resources_per_gpu(fleet: model.Fleet, pool_name: str) -> dict[str, Fraction]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from myriad.fleet import model, names
+from myriad.fleet import model, model_policy, names
 from myriad.fleet.problems import Problem
 from myriad.fleet.source import KeyPath, RawInventory
 
@@ -42,6 +42,10 @@ class Parts:
     topology: model.Topology = field(default_factory=model.Topology)
     fabrics: dict[str, model.Fabric] = field(default_factory=dict)
     burn_in: dict[str, model.BurnIn] = field(default_factory=dict)
+    protection: model_policy.Protection = field(default_factory=model_policy.Protection)
+    notify: dict[str, model_policy.NotifyTarget] = field(default_factory=dict)
+    idle: model_policy.Idle = field(default_factory=model_policy.Idle)
+    admission: model_policy.Admission = field(default_factory=model_policy.Admission)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -67,6 +71,10 @@ def read_parts(raw: RawInventory) -> Parts:
     parts.teams = reader.named("myriad_teams", model.Team)
     parts.cohorts = reader.named("myriad_cohorts", model.Cohort)
     parts.priorities = reader.priorities()
+    parts.protection = reader.one("myriad_protection", model_policy.Protection)
+    parts.notify = reader.named("myriad_notify", model_policy.NotifyTarget)
+    parts.idle = reader.one("myriad_idle", model_policy.Idle)
+    parts.admission = reader.one("myriad_admission", model_policy.Admission)
     return parts
 
 
@@ -81,6 +89,10 @@ _EXAMPLES = {
     "myriad_topology": "{switches: {tor-r1: hall1/b1/r1}}",
     "myriad_fabric": "{h100: {kind: roce, rails: [{interface: ens1f0np0}]}}",
     "myriad_burn_in": "{h100: {gb_s: 300}}",
+    "myriad_protection": "{after_s: 7200}",
+    "myriad_notify": "{vision-oncall: {kind: webhook, url: https://alerts.example.com/vision}}",
+    "myriad_idle": "{threshold_percent: 5, after_s: 1800}",
+    "myriad_admission": "{rules: {image-digest: deny}}",
 }
 
 

@@ -21,6 +21,7 @@ from myriad.kube.client import (
     ADMISSION_CHECKS,
     CLUSTER_QUEUES,
     COHORTS,
+    CONFIG_MAPS,
     LOCAL_QUEUES,
     NAMESPACES,
     NODES,
@@ -46,6 +47,9 @@ from myriad.scheduler.objects import (
     workload_key_of_pod,
     workload_view,
 )
+from myriad.scheduler.policy import CONFIG_MAP as POLICY
+from myriad.scheduler.policy import NAMESPACE as POLICY_NAMESPACE
+from myriad.scheduler.policy import SitePolicy
 from myriad.scheduler.snapshot import Snapshot
 
 log = logging.getLogger("myriad.cache")
@@ -101,13 +105,19 @@ class Cache:
         self._stale = True
         self._watches: list[Watch] = []
         self._derived: dict[str, tuple[int, Any]] = {}
+        self._policy = SitePolicy()
+        self.listeners: list[Callable[[str, str, Json], object]] = []
+        """Called with the kind's plural, `upsert` or `remove`, and the object, at every change, with the lock held."""
 
     # Following the API server
 
     def follow(self, api: Api, stop: threading.Event, resources: Iterable[Resource] = FOLLOWED) -> None:
-        """Start a watch for each kind."""
-        for resource in resources:
-            watch = Watch(api, resource, _Feed(self, resource.plural), stop=stop)
+        """Start a watch for each kind, and one for the ConfigMap of the site's rules."""
+        watches = [Watch(api, resource, _Feed(self, resource.plural), stop=stop) for resource in resources]
+        rules = _Feed(self, CONFIG_MAPS.plural)
+        only = f"metadata.name={POLICY}"
+        watches.append(Watch(api, CONFIG_MAPS, rules, stop=stop, namespace=POLICY_NAMESPACE, fields=only))
+        for watch in watches:
             self._watches.append(watch)
             watch.start()
 
@@ -165,6 +175,8 @@ class Cache:
         if kind == PODS.plural:
             self._upsert_pod(obj)
             return
+        for hear in self.listeners:
+            hear(kind, "upsert", obj)
         key = key_of(obj)
         self.objects[kind][key] = obj
         if kind == NODES.plural:
@@ -174,12 +186,16 @@ class Cache:
             self._reserve(key)
         elif kind == TOPOLOGIES.plural and key == TOPOLOGY:
             self._set_levels(levels_of(obj) or DEFAULT_LEVELS)
+        elif kind == CONFIG_MAPS.plural and key == f"{POLICY_NAMESPACE}/{POLICY}":
+            self._policy = SitePolicy.of_config_map(obj)
 
     def _remove(self, kind: str, obj: Json) -> None:
         key = key_of(obj)
         if kind == PODS.plural:
             self._remove_pod(obj["metadata"]["uid"], workload_key_of_pod(obj))
             return
+        for hear in self.listeners:
+            hear(kind, "remove", obj)
         self.objects[kind].pop(key, None)
         if kind == NODES.plural:
             self._nodes.pop(key, None)
@@ -187,6 +203,8 @@ class Cache:
         elif kind == WORKLOADS.plural:
             self._views.pop(key, None)
             self._reserve(key)
+        elif kind == CONFIG_MAPS.plural and key == f"{POLICY_NAMESPACE}/{POLICY}":
+            self._policy = SitePolicy()
 
     def _set_levels(self, levels: tuple[str, ...]) -> None:
         if levels != self._levels:
@@ -301,6 +319,11 @@ class Cache:
                 self._stale = False
             return self._snapshot.clone()
 
+    def policy(self) -> SitePolicy:
+        """The site's rules; the defaults where the cluster has none."""
+        with self.lock:
+            return self._policy
+
     def _derive(self, name: str, make: Callable[[], T]) -> T:
         """What follows from the whole state, made once for each version of it. Callers must not change it."""
         with self.lock:
@@ -340,6 +363,34 @@ class Cache:
         with self.lock:
             view = self._views.get(key)
             return self._placed(view) if view else None
+
+    def view_of_uid(self, workload: str, job: str = "") -> WorkloadView | None:
+        """A Workload by its own uid, or by its owner's."""
+        with self.lock:
+            for view in self._views.values():
+                if (workload and view.gang.uid == workload) or (job and view.job.get("uid") == job):
+                    return self._placed(view)
+        return None
+
+    def evicted(self) -> list[Json]:
+        """Workloads that are evicted and were not admitted again."""
+        with self.lock:
+            return [self.objects[WORKLOADS.plural][key] for key, view in self._views.items() if view.evicted]
+
+    def evicted_before(self) -> list[Json]:
+        """Workloads that hold quota again after an eviction, as Kueue counts."""
+        with self.lock:
+            return [
+                body
+                for key, view in self._views.items()
+                if not view.evicted
+                and ((body := self.objects[WORKLOADS.plural][key]).get("status") or {}).get("schedulingStats")
+            ]
+
+    def gpu_pods_in(self, namespace: str) -> list[Json]:
+        """All GPU pods of a namespace, whatever their state."""
+        with self.lock:
+            return [p for p in self._gpu_pods.values() if p["metadata"]["namespace"] == namespace]
 
     def cluster_queue_of(self, view: WorkloadView) -> str:
         """The ClusterQueue that a Workload waits in or holds quota of; empty where its LocalQueue is unknown."""

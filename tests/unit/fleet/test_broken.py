@@ -163,7 +163,7 @@ EXPECTED: dict[str, list[str]] = {
         (
             "group_vars/all/cluster.yml:3: myriad_pools.h100.engin: is not a key that is known here; did you "
             'mean "engine"? (allowed: model, gpus_per_node, use, engine, resource, cpu_per_gpu, '
-            "memory_per_gpu, mig, sharing)"
+            "memory_per_gpu, mig, sharing, default_hours, max_hours, unlimited)"
         ),
         (
             "group_vars/all/cluster.yml:5: myriad_preemption.grace: is not a key that is known here; did you "
@@ -175,7 +175,8 @@ EXPECTED: dict[str, list[str]] = {
         ),
         (
             "group_vars/all/teams.yml:2: myriad_teams.vision.wieght: is not a key that is known here; did "
-            'you mean "weight"? (allowed: namespaces, quota, weight, cohort, borrow, lend, gpu_hours, notify)'
+            'you mean "weight"? (allowed: namespaces, quota, weight, cohort, borrow, lend, reserve, '
+            "gpu_hours, notify, groups, users)"
         ),
     ],
     "location-depth": [
@@ -307,7 +308,7 @@ EXPECTED: dict[str, list[str]] = {
         ),
         (
             "group_vars/all/teams.yml:2: myriad_teams.vision: is 16; it is a mapping with the keys "
-            "namespaces, quota, weight, cohort, borrow, lend, gpu_hours, notify"
+            "namespaces, quota, weight, cohort, borrow, lend, reserve, gpu_hours, notify, groups, users"
         ),
     ],
     "team-without-namespace": [
@@ -355,7 +356,8 @@ EXPECTED: dict[str, list[str]] = {
         (
             "group_vars/all/cluster.yml:9: myriad_qoutas: is not a variable of the description; known: "
             "myriad_cluster, myriad_pools, myriad_teams, myriad_cohorts, myriad_priorities, "
-            "myriad_preemption, myriad_images, myriad_topology, myriad_fabric, myriad_burn_in"
+            "myriad_preemption, myriad_images, myriad_topology, myriad_fabric, myriad_burn_in, "
+            "myriad_protection, myriad_notify, myriad_idle, myriad_admission"
         ),
     ],
     "weight": [

@@ -72,6 +72,7 @@ def test_what_is_referred_to_comes_first(shared: list[dict[str, Any]]) -> None:
         "Cohort",
         "ClusterQueue",
         "LocalQueue",
+        "ConfigMap",
     ]
     cohorts = list(by_name(shared, "Cohort"))
     assert cohorts.index("site") < cohorts.index("research")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from myriad.fleet import Checked, model
+from myriad.fleet import Checked, model, model_policy
 from myriad.fleet.model import Fleet, pool_group, pool_of_group
 from myriad.fleet.source import inventory_from_groups
 
@@ -222,7 +222,7 @@ def test_a_wrong_value_never_hides_another_one_of_the_same_team(said: Said) -> N
         "myriad_teams.vision.quota.h100: is -8; a quota is 0 or more GPUs",
         'myriad_teams.vision.quota.h20: "h20" is not a pool; known: h100',
         "myriad_teams.vision.spam: is not a key that is known here (allowed: namespaces, quota, weight, cohort, "
-        "borrow, lend, gpu_hours, notify)",
+        "borrow, lend, reserve, gpu_hours, notify, groups, users)",
         'myriad_teams.vision.weight: is "heavy"; a weight is a number above 0 (2 gets twice the share of 1)',
     ]
 
@@ -250,6 +250,10 @@ def test_wrong_items_of_a_list_are_told_by_their_place(said: Said) -> None:
         "myriad_topology",
         "myriad_fabric",
         "myriad_burn_in",
+        "myriad_protection",
+        "myriad_notify",
+        "myriad_idle",
+        "myriad_admission",
     ],
 )
 def test_no_shape_of_a_section_breaks_the_check(checked: Callable[..., Checked], variable: str, value: Any) -> None:
@@ -260,7 +264,7 @@ def test_no_shape_of_a_section_breaks_the_check(checked: Callable[..., Checked],
 
 
 @pytest.mark.parametrize("value", [None, 7, "text", ["list"], {"a": {"b": 1}}, {7: 7}, [{}], [None], True])
-@pytest.mark.parametrize("field", ["namespaces", "quota", "weight", "cohort", "borrow", "lend", "gpu_hours", "notify"])
+@pytest.mark.parametrize("field", list(model.Team.model_fields))
 def test_no_shape_of_a_team_breaks_the_check(checked: Callable[..., Checked], field: str, value: Any) -> None:
     result = checked(myriad_teams={"vision": team(**{field: value})})
     assert all(problem.message for problem in result.problems)
@@ -313,6 +317,10 @@ SHAPES: list[Any] = [
         *(("myriad_fabric", field) for field in model.Fabric.model_fields),
         *(("rails", field) for field in model.Rail.model_fields),
         *(("myriad_burn_in", field) for field in model.BurnIn.model_fields),
+        *(("myriad_protection", field) for field in model_policy.Protection.model_fields),
+        *(("myriad_notify", field) for field in model_policy.NotifyTarget.model_fields),
+        *(("myriad_idle", field) for field in model_policy.Idle.model_fields),
+        *(("myriad_admission", field) for field in model_policy.Admission.model_fields),
         *(("myriad_pools", field) for field in model.Pool.model_fields),
         *(("sharing", field) for field in model.Sharing.model_fields),
         *(("mig", field) for field in ("layout", "gpus", "hosts", "strategy", "training_allowed")),
@@ -328,6 +336,10 @@ def test_no_shape_of_a_field_breaks_the_check(
             "myriad_fabric": {"myriad_fabric": {"h100": {"rails": [{"interface": "ens1"}]} | {field: value}}},
             "rails": {"myriad_fabric": {"h100": {"rails": [{"interface": "ens1"} | {field: value}]}}},
             "myriad_burn_in": {"myriad_burn_in": {"h100": {field: value}}},
+            "myriad_protection": {"myriad_protection": {field: value}},
+            "myriad_notify": {"myriad_notify": {"oncall": {field: value}}},
+            "myriad_idle": {"myriad_idle": {field: value}},
+            "myriad_admission": {"myriad_admission": {field: value}},
             "myriad_pools": {"myriad_pools": {"h100": pool | {field: value}}},
             "sharing": {"myriad_pools": {"h100": pool | {"sharing": {field: value}}}},
             "mig": {"myriad_pools": {"h100": pool | {"mig": {field: value}}}},
