@@ -77,7 +77,8 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
     for trip in report["brake"]:
         console.print(f"brake         {trip['says']}", markup=False)
     if report["queues_not_steered"]:
-        console.print(f"not steered   {', '.join(report['queues_not_steered'])}", markup=False)
+        since = f"   {report['unsteered']}" if report["unsteered"] else ""
+        console.print(f"not steered   {', '.join(report['queues_not_steered'])}{since}", markup=False)
 
 
 def trouble(node: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
+from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
+from myriad.scheduler import deadman
 from myriad.scheduler.attach import is_attached, is_ours
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.causes import Evidence
@@ -380,6 +381,7 @@ def status_report(cache: Cache) -> Json:
         "jobs_waiting": sum(v.waiting for v in views),
         "queues": len(queues),
         "queues_not_steered": unsteered,
+        "unsteered": deadman.detached(cache.object(ADMISSION_CHECKS, cache.check_name)) if unsteered else "",
         "fits_now": [
             {"tier": f.tier, "place": place(f.domain), "whole_nodes": f.nodes, "gpus": f.gpus}
             for f in fragmentation(snapshot)

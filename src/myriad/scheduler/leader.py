@@ -29,6 +29,8 @@ class LeaderElection(threading.Thread):
         lease_duration_s, renew_deadline_s, retry_period_s: see `Settings`.
         stop: ends the thread, which then gives the Lease back so that another replica goes on at once.
         changed: called with True or False when leadership is won or lost.
+        fit: whether this replica could do a leader's work now. One that could not neither takes the Lease nor keeps it:
+            another replica may be better off, and where none is, the dead-man sees that nobody leads.
         clock: monotonic seconds.
     """
 
@@ -44,6 +46,7 @@ class LeaderElection(threading.Thread):
         retry_period_s: float,
         stop: threading.Event,
         changed: Callable[[bool], object] = lambda _leading: None,
+        fit: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name="leader", daemon=True)
@@ -56,6 +59,7 @@ class LeaderElection(threading.Thread):
         self._retry_period_s = retry_period_s
         self._stopping = stop
         self._changed = changed
+        self._fit = fit
         self._clock = clock
         self._seen: Json | None = None
         self._seen_at = float("-inf")
@@ -75,7 +79,10 @@ class LeaderElection(threading.Thread):
     def run(self) -> None:
         """Take, renew, and at the end release."""
         while not self._stopping.is_set():
-            self.step()
+            if self._fit():
+                self.step()
+            else:
+                self.release()
             self._stopping.wait(self._retry_period_s)
         self.release()
 

@@ -37,7 +37,16 @@ class Settings:
         lost_limit_s: a watch broken for longer means that the cache is not in step.
         decisions: the file of decision records.
         decisions_max_bytes: the file is rotated to `.1` beyond this size.
+        ledger_url: database of the ledger (postgresql://user:password@host/database); empty: SQLite beside `decisions`.
+        timezone: in which budget periods begin, an IANA name such as Europe/Berlin.
         event_interval_s: the least time between two Events of one reason on one object.
+        auth: how callers of the page and the API say who they are: "token", "proxy" (a token, or the word of a proxy
+            that has logged people in) or "off" (nobody is asked, everything is shown). See docs/page.md.
+        auth_user_header, auth_groups_header: where such a proxy writes the user and, separated by commas, the groups.
+        auth_user_prefix, auth_groups_prefix: put before its names, as the API server does with those of OIDC.
+        auth_proxy_secret: the file with the secret that the proxy sends in X-Myriad-Proxy-Secret.
+        peer_token: the file with the token that this replica shows the other one.
+        page_url: where people reach the page; notices lead there. Empty: they name the command instead.
     """
 
     namespace: str = "myriad-system"
@@ -57,7 +66,17 @@ class Settings:
     lost_limit_s: float = 30.0
     decisions: Path = Path("/var/lib/myriad-scheduler/decisions.jsonl")
     decisions_max_bytes: int = 64 * 1024 * 1024
+    ledger_url: str = ""
+    timezone: str = "UTC"
     event_interval_s: float = 60.0
+    auth: str = "token"
+    auth_user_header: str = "X-Forwarded-User"
+    auth_groups_header: str = "X-Forwarded-Groups"
+    auth_user_prefix: str = "oidc:"
+    auth_groups_prefix: str = "oidc:"
+    auth_proxy_secret: str = ""
+    peer_token: Path = Path("/var/run/secrets/myriad.dev/page/token")
+    page_url: str = ""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:

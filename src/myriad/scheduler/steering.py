@@ -16,7 +16,7 @@ from typing import Any
 
 from myriad.errors import MyriadError
 from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, FIELD_MANAGER, WORKLOADS, Api, ApiError
-from myriad.scheduler import attach
+from myriad.scheduler import attach, deadman
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, utc_now
 from myriad.scheduler.events import EventSink
@@ -136,7 +136,7 @@ class Steering:
             ):
                 attach.attach(self._api, queue, name)
                 written += 1
-        return written
+        return written + deadman.unmark(self._api, check)
 
     # Gangs that hold quota
 

@@ -207,7 +207,8 @@ def named(workload: Json, key: str) -> str:
         for kind in ("labels", "annotations"):
             value = (part.get(kind) or {}).get(key)
             if value:
-                return str(value)[:253]
+                # What a database cannot hold (NUL) or a terminal would obey has no place in a name.
+                return "".join(c for c in str(value) if c.isprintable())[:253]
     return ""
 
 

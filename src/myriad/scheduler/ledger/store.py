@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, case, delete, func, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.exc import DBAPIError, TimeoutError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
 
 from myriad.errors import MyriadError
 from myriad.scheduler.ledger.engines import READS, address, engine_of
@@ -40,7 +40,13 @@ _CHUNK = 200
 
 
 class LedgerError(MyriadError):
-    """The ledger's database cannot be read or written now."""
+    """The ledger's database cannot be read or written now.
+
+    Attributes:
+        refused: it answers, and does not take these rows: trying again changes nothing.
+    """
+
+    refused = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +266,8 @@ class Store:
     def _end(self, connection: Connection, fact: Ending) -> int:
         now = int(self._clock())
         if fact.started_at is None:
-            keys = [row.id for row in self._open_of(connection, fact.uid) if row.started_at <= fact.ended_at]
+            # Not one of the same second: what evicted its predecessor is read again after it was admitted anew.
+            keys = [row.id for row in self._open_of(connection, fact.uid) if row.started_at < fact.ended_at]
         else:
             # The last segment of that admission: a resize may have cut it.
             keys = [
@@ -434,11 +441,13 @@ class Store:
         except (DBAPIError, TimeoutError) as error:
             cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
             text = " ".join(str(cause).split()) or type(cause).__name__
-            raise LedgerError(
+            failed = LedgerError(
                 f"the ledger's database does not answer as it should: {text[:300]}",
                 where=self.where,
                 hint="scheduling goes on, rows wait on disk and are written when it answers again",
-            ) from error
+            )
+            failed.refused = isinstance(error, DataError | IntegrityError)
+            raise failed from error
 
 
 def _amounts_of(fact: Admission) -> tuple[tuple[str, str, int], ...]:

@@ -1,0 +1,127 @@
+"""The dead-man: where nobody leads the extension, its check is detached, so that the queues go on unsteered.
+
+An AdmissionCheck that nobody answers blocks every queue that asks it. This runs outside of the extension, as a CronJob
+with rights of its own, and looks at the extension's Lease alone: whoever holds it renews it every two seconds, and a
+replica whose cache does not follow holds it not (`leader`). Whether it moves is judged by this machine's monotonic
+clock between two looks, so clocks need not agree.
+
+The AdmissionCheck carries since when and by whom it is detached; the extension takes that away when it attaches again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, LEASES, Api, ApiError
+from myriad.scheduler.attach import detach_all, entry_of
+from myriad.scheduler.settings import Settings
+
+log = logging.getLogger("myriad.deadman")
+
+Json = dict[str, Any]
+
+DETACHED_AT = "myriad.dev/detached-at"
+DETACHED_BY = "myriad.dev/detached-by"
+NAME = "dead-man"
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What was seen of the Lease.
+
+    Attributes:
+        alive: it moved while it was watched, and somebody holds it.
+        says: in words.
+    """
+
+    alive: bool
+    says: str
+
+
+def run(api: Api, settings: Settings) -> int:
+    """One run of the CronJob; the exit code."""
+    attached = [q["metadata"]["name"] for q in api.list(CLUSTER_QUEUES)[0] if entry_of(q, settings.admission_check)]
+    if not attached:
+        print("no ClusterQueue asks the check: nothing to detach")
+        return 0
+    found = watch(api, settings)
+    if found.alive:
+        print(found.says)
+        return 0
+    print(f"{found.says}: detaching the check from {', '.join(attached)}")
+    mark(api, settings.admission_check)
+    done, kept = detach_all(api, settings.admission_check)
+    print(f"detached from {len(done)} ClusterQueues; they go on unsteered until the extension is back")
+    if kept:
+        print(f"another field manager keeps the check in {', '.join(kept)}: remove it there", file=sys.stderr)
+    return 2 if kept else 0
+
+
+def watch(
+    api: Api,
+    settings: Settings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Watch:
+    """Look at the Lease for as long as a live leader could leave it alone, plus one round of its election.
+
+    Raises:
+        ApiError: the API server refuses to show it. One that is away raises too: then nothing can be judged.
+    """
+    patience_s = settings.lease_duration_s + 2 * settings.retry_period_s
+    began = clock()
+    before = _look(api, settings)
+    while True:
+        now = _look(api, settings)
+        if now is not None and now != before and now[1]:
+            return Watch(True, f"the extension lives: {now[1]} leads")
+        if clock() - began >= patience_s:
+            whose = f"{now[1]} has not renewed it" if now and now[1] else "nobody holds it"
+            there = f"the Lease {settings.namespace}/{settings.lease} has not moved for {patience_s:.0f} s ({whose})"
+            return Watch(False, there if now else f"there is no Lease {settings.namespace}/{settings.lease}")
+        sleep(_LOOK_EVERY_S)
+
+
+def mark(api: Api, check: str) -> None:
+    """Write on the AdmissionCheck since when the cluster goes unsteered."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    _annotate(api, check, {DETACHED_AT: now, DETACHED_BY: NAME})
+
+
+def unmark(api: Api, check: Json) -> bool:
+    """The check is attached again; True where that had to be written."""
+    if not detached(check):
+        return False
+    _annotate(api, check["metadata"]["name"], {DETACHED_AT: None, DETACHED_BY: None})
+    return True
+
+
+def detached(check: Json | None) -> str:
+    """`unsteered since 2026-11-30T12:00:00Z, detached by the dead-man`; empty where nothing says so."""
+    annotations = ((check or {}).get("metadata") or {}).get("annotations") or {}
+    since = annotations.get(DETACHED_AT)
+    return f"unsteered since {since}, detached by the {annotations.get(DETACHED_BY) or NAME}" if since else ""
+
+
+def _look(api: Api, settings: Settings) -> tuple[str, str] | None:
+    """Version and holder of the Lease; None where it is not there."""
+    lease = api.find(LEASES, settings.lease, namespace=settings.namespace)
+    if lease is None:
+        return None
+    return str(lease["metadata"]["resourceVersion"]), str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+
+def _annotate(api: Api, check: str, values: dict[str, str | None]) -> None:
+    try:
+        api.patch(ADMISSION_CHECKS, check, {"metadata": {"annotations": values}})
+    except ApiError as error:
+        # Detaching is what counts; the mark is for people.
+        log.warning("AdmissionCheck %s: %s", check, error)
