@@ -93,7 +93,7 @@ def _outside() -> tuple[str, int]:
     return address, 80
 
 
-def test_the_lab_comes_up_from_a_bundle_with_every_way_out_blocked(bare: Bare, playbook: PlaybookRun) -> None:
+def test_t24_the_lab_comes_up_from_a_bundle_with_every_way_out_blocked(bare: Bare, playbook: PlaybookRun) -> None:
     lab = {"MYRIAD_LAB_STATE": str(bare.paths.state)}
     address, port = _outside()
     print(f"before the block, {address}:{port} from gpu1: {bare.connects('gpu1', address, port)}")
@@ -133,7 +133,7 @@ def test_the_lab_comes_up_from_a_bundle_with_every_way_out_blocked(bare: Bare, p
     print(f"after the block, {address}:{port} from gpu1: {bare.connects('gpu1', address, port)}")
 
 
-def test_a_bundle_that_lacks_one_file_is_named_before_a_host_is_touched(
+def test_t24_h2_a_bundle_that_lacks_one_file_is_named_before_a_host_is_touched(
     bare: Bare, playbook: PlaybookRun, tmp_path: Path
 ) -> None:
     copy = tmp_path / "bundle"
