@@ -84,6 +84,7 @@ class Replica:
             "KUBECONFIG": str(plane.kubeconfig_for(ACCOUNT)),
             "POD_NAME": name,
             "MYRIAD_SCHEDULER_PORT": str(self.port),
+            "MYRIAD_SCHEDULER_AUTH": "off",
             "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / f"{name}.jsonl"),
             "MYRIAD_SCHEDULER_NUDGE_INTERVAL_S": "3",
             # Long enough for a busy machine: a leader that loses the Lease stops, and its tests wait in vain.

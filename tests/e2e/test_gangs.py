@@ -152,6 +152,7 @@ def fake(tmp_path: Path) -> Iterator[tuple[apiserver.ControlPlane, Api]]:
             "KUBECONFIG": str(plane.kubeconfig),
             "POD_NAME": "ext",
             "MYRIAD_SCHEDULER_PORT": str(port),
+            "MYRIAD_SCHEDULER_AUTH": "off",
             "MYRIAD_SCHEDULER_DECISIONS": str(tmp_path / "decisions.jsonl"),
         }
         plane.start("ext", [sys.executable, "-m", "myriad.scheduler"], environment)

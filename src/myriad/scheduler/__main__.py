@@ -22,6 +22,7 @@ from myriad.scheduler.observers import Observing, Surroundings, observers_of
 from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.settings import Settings
 from myriad.scheduler.steering import Steering
+from myriad.scheduler.web.auth import gate_of
 
 log = logging.getLogger("myriad.scheduler")
 
@@ -67,7 +68,10 @@ class Extension:
             may_act=lambda: self.leader.is_leader() and not self.not_ready(),
             stop=self.stop,
         )
-        self._copier = Copier(api, self.decisions, namespace=settings.namespace, port=settings.port)
+        self.gate = gate_of(api, settings, self.cache)
+        self._copier = Copier(
+            api, self.decisions, namespace=settings.namespace, port=settings.port, token=settings.peer_token
+        )
         self._copy_due = every(_COPY_INTERVAL_S, time.monotonic)
         self._beat = time.monotonic()
 
@@ -127,7 +131,7 @@ class Extension:
         # Imported here: `detach` needs neither, and a pod that starts shows its faults sooner.
         import uvicorn
 
-        from myriad.scheduler.server import Parts, build_app
+        from myriad.scheduler.server import Parts, build_app, uvicorn_config
 
         app = build_app(
             Parts(
@@ -135,21 +139,13 @@ class Extension:
                 cache=self.cache,
                 decisions=self.decisions,
                 metrics=self.metrics,
+                gate=self.gate,
                 not_ready=self.not_ready,
                 faults=self.faults,
                 leader=lambda: (self.leader.holder, self.leader.is_leader()),
             )
         )
-        config = uvicorn.Config(
-            # Every interface of the pod: the Service and the kubelet's probes come in there.
-            app,
-            host="0.0.0.0",  # noqa: S104
-            port=self.settings.port,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-        )
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(uvicorn_config(app, port=self.settings.port))
         thread = threading.Thread(target=server.run, name="http", daemon=True)
         thread.start()
         return Stopper(server, thread)

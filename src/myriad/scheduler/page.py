@@ -1,173 +1,469 @@
-"""The status page: queues, quotas, nodes and the newest decisions as one HTML document without scripts. Pure."""
+"""The page as HTML: queue, quotas, map, job, decisions. Pure.
+
+Every view is whole without scripts; the scripts of `web/static` keep it live, draw the map and filter. Nothing is shown
+by colour alone, there is no inline style or script (the Content-Security-Policy forbids both), and every link is
+relative, so that the page works below any prefix (`kubectl proxy`, an ingress).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from myriad.scheduler.explain import duration
+from myriad.scheduler.web.rows import NODE_STATES
 
 Json = dict[str, Any]
 
-_STYLE = """
-body{font:14px/1.45 system-ui,sans-serif;margin:1.5rem auto;max-width:72rem;padding:0 1rem}
-body{color:#1a1a1a;background:#fff}
-h1{font-size:1.3rem;margin:0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
-p{margin:.3rem 0}table{border-collapse:collapse;width:100%}
-th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #ddd;vertical-align:top}
-th{font-weight:600;color:#555}.n{text-align:right;font-variant-numeric:tabular-nums}
-.bad{color:#a40000;font-weight:600}.dim{color:#777}
-.bar{display:inline-block;width:8rem;height:.7rem;background:#eee;border:1px solid #ccc;vertical-align:middle}
-.bar>i{display:block;height:100%;background:#3a6ea5}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}th,td{border-color:#333}th{color:#aaa}
-.bad{color:#ff7b72}.bar{background:#333;border-color:#555}}
+TITLES = {
+    "queue": "Queue and quotas",
+    "map": "Cluster map",
+    "decisions": "Decision log",
+    "job": "Job",
+    "login": "Log in",
+    "problem": "Not shown",
+}
+_NAVIGATION = (("queue", "./", "Queue"), ("map", "map", "Map"), ("decisions", "decisions", "Decisions"))
+_MOST_ROWS = 2000
+
+GLYPHS = {
+    "ok": "●",
+    "reserved": "◆",
+    "cordoned": "▲",
+    "gate_closed": "■",
+    "unhealthy": "✚",
+    "not_ready": "✖",
+}
+"""The sign of each node state: states differ by shape before they differ by colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What surrounds a view.
+
+    Attributes:
+        root: what a relative link begins with.
+        user: who is logged in, "" where nobody has to be.
+        assets: version of the page's files.
+    """
+
+    root: str = ""
+    user: str = ""
+    can_log_out: bool = False
+    assets: str = ""
+
+
+def render(view: str, data: Json, frame: Frame) -> str:
+    """A whole document of one view."""
+    body = {"queue": _queue_view, "map": _map_view, "job": _job_view, "decisions": _decisions_view}[view](data, frame)
+    title = f"{data['namespace']}/{data['job']}" if view == "job" else TITLES[view]
+    return _document(view, title, body, frame)
+
+
+def login(problem: str, frame: Frame) -> str:
+    """The form that takes a token; it works without scripts."""
+    told = f'<p class="note bad" role="alert">{escape(problem)}</p>' if problem else ""
+    body = f"""{told}
+<form method="post" action="{frame.root}login" class="login">
+<label for="token">Kubernetes token</label>
+<textarea id="token" name="token" rows="5" required autocomplete="off" spellcheck="false" autofocus
+ aria-describedby="token-help"></textarea>
+<p id="token-help" class="dim">It is kept in a cookie that no script can read, for eight hours. You see the namespaces
+whose Kueue Workloads you may list. To make one for this page alone:</p>
+<pre><code>kubectl create token NAME -n NAMESPACE --audience myriad.dev/page</code></pre>
+<button type="submit">Log in</button>
+</form>"""
+    return _document("login", TITLES["login"], body, frame)
+
+
+def problem(status: int, message: str, hint: str, frame: Frame) -> str:
+    """What went wrong, and what to do."""
+    body = f'<p class="note bad" role="alert">{escape(message)}</p>'
+    if hint:
+        body += f"<p>{escape(hint)}</p>"
+    return _document("problem", f"{TITLES['problem']} ({status})", body, frame)
+
+
+def _document(view: str, title: str, body: str, frame: Frame) -> str:
+    links = "".join(
+        f'<li><a href="{frame.root}{href}"{" aria-current=page" if name == view else ""}>{text}</a></li>'
+        for name, href, text in _NAVIGATION
+    )
+    who = f'<span class="user">{escape(frame.user)}</span>' if frame.user else ""
+    out = (
+        f'<form method="post" action="{frame.root}logout"><button type="submit" class="plain">Log out</button></form>'
+        if frame.can_log_out
+        else ""
+    )
+    live = view in ("queue", "map", "decisions")
+    script = "".join(
+        f'<script src="{frame.root}static/{name}?v={frame.assets}" defer></script>'
+        for name in (("map.js", "app.js") if view in ("map", "job") else ("app.js",))
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)} - Myriad</title>
+<link rel="icon" href="{frame.root}static/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="{frame.root}static/style.css?v={frame.assets}">
+{script}
+</head>
+<body data-view="{view}" data-root="{frame.root}"{' data-live=""' if live else ""}>
+<a class="skip" href="#main">Skip to the content</a>
+<header>
+<p class="brand"><a href="{frame.root or "./"}">Myriad</a></p>
+<nav aria-label="Views"><ul>{links}</ul></nav>
+<div class="tools">
+<p id="live" class="live" role="status" aria-live="polite" hidden></p>
+<button type="button" id="theme" class="plain" hidden>Dark</button>
+{who}{out}
+</div>
+</header>
+<main id="main" tabindex="-1">
+<h1>{escape(title)}</h1>
+{body}
+</main>
+<p id="said" class="visually-hidden" role="status" aria-live="polite"></p>
+</body>
+</html>
 """
 
 
-def render(status: Json, queues: Sequence[Json], decisions: Sequence[Json]) -> str:
-    """The page from the same data as `/v1/status`, `/v1/queue` and `/v1/decisions`."""
-    extension = status["extension"]
-    notes = []
-    if extension["cache_behind"]:
-        notes.append(f"the cache does not follow yet: {', '.join(extension['cache_behind'])}")
-    if not extension["leader"]:
-        notes.append("no replica leads: nothing is steered")
-    if status["queues_not_steered"]:
-        notes.append(f"not steered: {', '.join(status['queues_not_steered'])}")
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>",
-        "<meta name=viewport content='width=device-width'><title>Myriad</title>",
-        f"<style>{_STYLE}</style><h1>Myriad</h1>",
-        f"<p>{status['nodes_taking_work']} of {status['nodes_total']} GPU nodes take work, "
-        f"{status['gpus_used']} of {status['gpus_allocatable']} GPUs in use, "
-        f"{status['jobs_running']} jobs hold quota, {status['jobs_waiting']} wait. "
-        f"<span class=dim>Leader: {escape(extension['leader'] or 'none')}</span></p>",
-        *(f"<p class=bad>{escape(note)}</p>" for note in notes),
-        _queues(queues),
-        _waiting(queues),
-        _running(queues),
-        _fits(status["fits_now"]),
-        _nodes(status["nodes"]),
-        _decisions(decisions),
-        "</html>",
-    ]
-    return "\n".join(parts)
-
-
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> str:
-    if not rows:
-        return f"<h2>{title}</h2><p class=dim>{empty}</p>"
-    head = "".join(f"<th{_number(h)}>{h.rstrip('#')}</th>" for h in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td{_number(h)}>{cell}</td>" for h, cell in zip(heads, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f"<h2>{title}</h2><table><tr>{head}</tr>{body}</table>"
+# Parts
 
 
 def _number(head: str) -> str:
-    return " class=n" if head.endswith("#") else ""
+    return ' class="n"' if head.endswith("#") else ""
 
 
-def _queues(queues: Sequence[Json]) -> str:
-    rows = []
-    for q in queues:
-        nominal, used = q["nominal_gpus"], q["used_gpus"]
-        share = min(100, round(100 * used / nominal)) if nominal else 0
-        rows.append(
-            [
-                escape(q["team"] or q["cluster_queue"]),
-                escape(q["pool"]),
-                f"{used} of {nominal}",
-                f"<span class=bar><i style='width:{share}%'></i></span>",
-                str(q["borrowed_gpus"]),
-                str(q["lent_by_others_now"]),
-                str(len(q["running"])),
-                str(len(q["waiting"])),
-            ]
+def table(
+    identity: str, caption: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], empty: str
+) -> str:
+    """A table whose rows have keys; its scripts find it by `identity`. A head that ends in # is of numbers."""
+    head = "".join(f'<th scope="col"{_number(h)}>{escape(h.rstrip("#"))}</th>' for h in heads)
+    body = "".join(
+        f'<tr data-key="{escape(key)}">'
+        + "".join(
+            f'<th scope="row">{cell}</th>' if i == 0 else f"<td{_number(h)}>{cell}</td>"
+            for i, (h, cell) in enumerate(zip(heads, cells, strict=True))
         )
-    heads = ["team", "pool", "GPUs#", "", "borrowed#", "to borrow now#", "running#", "waiting#"]
-    return _table("Quotas", heads, rows, "no queue is known")
+        + "</tr>"
+        for key, cells in rows
+    )
+    hidden = " hidden" if body else ""
+    return f"""<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">
+<table id="{identity}"><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+</div>
+<p class="dim empty" data-empty="{identity}"{hidden}>{escape(empty)}</p>"""
 
 
-def _waiting(queues: Sequence[Json]) -> str:
-    rows = [
+def job_link(namespace: str, job: str, frame: Frame) -> str:
+    """A link to a job's view."""
+    href = f"{frame.root}jobs/{quote(namespace, safe='')}/{quote(job, safe='')}"
+    return f'<a href="{href}">{escape(namespace)}/{escape(job)}</a>'
+
+
+def when(text: str) -> str:
+    """A time; scripts show its age beside it."""
+    return f'<time datetime="{escape(text)}">{escape(text[:19].replace("T", " "))}</time>' if text else ""
+
+
+def eta_text(eta: Any) -> str:
+    """An estimate in words: "in 20 min to 1 h"; "" where there is none."""
+    if not isinstance(eta, Mapping):
+        return ""
+    low, high = eta.get("low_s"), eta.get("high_s")
+    if low is None or high is None:
+        return ""
+    return f"in {duration(float(low))} to {duration(float(high))}"
+
+
+def _notes(status: Json) -> str:
+    extension = status["extension"]
+    notes = []
+    if extension["cache_behind"]:
+        notes.append(f"The cache does not follow yet: {', '.join(extension['cache_behind'])}.")
+    if not extension["leader"]:
+        notes.append("No replica leads: nothing is steered.")
+    if status["queues_not_steered"]:
+        notes.append(f"Not steered: {', '.join(status['queues_not_steered'])}.")
+    items = "".join(f'<p class="note bad">{escape(n)}</p>' for n in notes)
+    return f'<div id="notes">{items}</div>'
+
+
+def _figures(pairs: Sequence[tuple[str, str, str]]) -> str:
+    cells = "".join(f'<div><dt>{text}</dt><dd id="{name}">{value}</dd></div>' for name, text, value in pairs)
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _filter(identity: str, of: str, label: str) -> str:
+    return (
+        f'<p class="filter" hidden data-filter-of="{of}"><label for="{identity}">{label}</label>'
+        f'<input id="{identity}" type="search" autocomplete="off" spellcheck="false"></p>'
+    )
+
+
+# Queue
+
+
+def _queue_view(data: Json, frame: Frame) -> str:
+    status, report, others = data["status"], data["report"], data["others"]
+    figures = _figures(
         [
-            escape(q["cluster_queue"]),
-            str(j["position"]),
-            escape(f"{j['namespace']}/{j['job']}"),
-            escape(j["size"]),
-            str(j["priority"]),
-            duration(j["waiting_s"]),
-            f"<span class={'bad' if j['state'] == 'never' else 'why'}>{escape(j['reason'])}</span>",
+            ("f-nodes", "GPU nodes that take work", f"{status['nodes_taking_work']} of {status['nodes_total']}"),
+            ("f-gpus", "GPUs in use", f"{status['gpus_used']} of {status['gpus_allocatable']}"),
+            ("f-running", "jobs hold quota", str(status["jobs_running"])),
+            ("f-waiting", "jobs wait", str(status["jobs_waiting"])),
         ]
-        for q in queues
-        for j in q["waiting"]
-    ]
-    return _table("Waiting", ["queue", "#", "job", "size", "priority#", "for#", "why"], rows, "nothing waits")
+    )
+    leader = escape(status["extension"]["leader"] or "none")
+    return f"""{_notes(status)}
+{figures}
+<section aria-labelledby="h-waiting"><h2 id="h-waiting">Waiting</h2>
+{_filter("find", "waiting running", "Find a job, team, pool or reason")}
+{_waiting(report, frame)}</section>
+<section aria-labelledby="h-quotas"><h2 id="h-quotas">Quotas</h2>
+{_quotas(report, others)}</section>
+<section aria-labelledby="h-running"><h2 id="h-running">Holding quota</h2>
+{_running(report, frame)}</section>
+<section aria-labelledby="h-fits"><h2 id="h-fits">Largest gang that fits now</h2>
+{_fits(status["fits_now"])}</section>
+<p class="dim">Leader: {leader}</p>"""
 
 
-def _running(queues: Sequence[Json]) -> str:
-    rows = [
-        [
-            escape(q["cluster_queue"]),
-            escape(f"{j['namespace']}/{j['job']}"),
-            escape(j["size"]),
-            escape(", ".join(list(j["nodes"])[:8]) + (" ..." if len(j["nodes"]) > 8 else "")),
+def _waiting(report: Sequence[Json], frame: Frame) -> str:
+    rows: list[tuple[str, Sequence[str]]] = []
+    for entry in report:
+        for job in entry["waiting"]:
+            refused = "<strong class=bad>never: </strong>" if job.get("state") == "never" else ""
+            cells = [
+                job_link(job["namespace"], job["job"], frame),
+                escape(entry["team"] or entry["cluster_queue"]),
+                escape(entry["pool"]),
+                str(job["position"]),
+                escape(job["size"]),
+                str(job["priority"]),
+                duration(job["waiting_s"]),
+                escape(eta_text(job.get("eta"))),
+                refused + escape(job["reason"]),
+            ]
+            rows.append((f"{job['namespace']}/{job['job']}", cells))
+    heads = ["job", "team", "pool", "place#", "size", "priority#", "for#", "may start", "why"]
+    return table("waiting", "Jobs that wait, in the order of their queues", heads, rows[:_MOST_ROWS], "Nothing waits.")
+
+
+def meter(used: int, nominal: int, text: str) -> str:
+    """A bar with its numbers in words beside it."""
+    return f'<meter min="0" max="{max(nominal, used, 1)}" value="{used}" aria-hidden="true"></meter> {escape(text)}'
+
+
+def _quotas(report: Sequence[Json], others: Json) -> str:
+    rows: list[tuple[str, Sequence[str]]] = []
+    for q in report:
+        waiting = len(q["waiting"]) + q.get("waiting_of_others", 0)
+        running = len(q["running"]) + q.get("running_of_others", 0)
+        left = max(0, q["nominal_gpus"] - q["used_gpus"])
+        cells = [
+            escape(q["team"] or q["cluster_queue"]),
+            escape(q["pool"]),
+            meter(q["used_gpus"], q["nominal_gpus"], f"{q['used_gpus']} of {q['nominal_gpus']}"),
+            str(q["borrowed_gpus"]),
+            str(left),
+            str(q["lent_by_others_now"]),
+            str(running),
+            str(waiting),
+            "yes" if q["steered"] else "<strong class=bad>no</strong>",
         ]
-        for q in queues
-        for j in q["running"]
-    ]
-    return _table("Holding quota", ["queue", "job", "size", "nodes"], rows, "nothing runs")
+        rows.append((q["cluster_queue"], cells))
+    heads = ["team", "pool", "GPUs in use", "borrowed#", "left#", "to borrow now#", "running#", "waiting#", "steered"]
+    shown = table("quotas", "Quota, use and borrowing by team and pool", heads, rows, "No queue is known.")
+    if others["queues"]:
+        shown += (
+            f'<p id="others">Queues of other teams: {others["used_gpus"]} of {others["nominal_gpus"]} GPUs in use, '
+            f"{others['running']} jobs hold quota, {others['waiting']} wait.</p>"
+        )
+    return shown
+
+
+def _running(report: Sequence[Json], frame: Frame) -> str:
+    rows: list[tuple[str, Sequence[str]]] = []
+    for entry in report:
+        for job in entry["running"]:
+            nodes = list(job["nodes"])
+            where = ", ".join(nodes[:8]) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+            cells = [
+                job_link(job["namespace"], job["job"], frame),
+                escape(entry["team"] or entry["cluster_queue"]),
+                escape(entry["pool"]),
+                "runs" if job["admitted"] else "starts",
+                escape(job["size"]),
+                escape(where),
+            ]
+            rows.append((f"{job['namespace']}/{job['job']}", cells))
+    heads = ["job", "team", "pool", "state", "size", "nodes"]
+    return table("running", "Jobs that hold quota", heads, rows[:_MOST_ROWS], "Nothing runs.")
 
 
 def _fits(fits: Sequence[Json]) -> str:
-    rows = [[escape(f["tier"]), escape(f["place"]), str(f["whole_nodes"]), str(f["gpus"])] for f in fits]
-    return _table("Largest gang that fits now", ["within one", "place", "whole nodes#", "GPUs#"], rows, "no node")
+    rows = [(f["tier"], [escape(f["tier"]), escape(f["place"]), str(f["whole_nodes"]), str(f["gpus"])]) for f in fits]
+    heads = ["within one", "place", "whole nodes#", "GPUs#"]
+    return table("fits", "Largest gang that fits now, by tier", heads, rows, "No node takes work.")
 
 
-def _nodes(nodes: Sequence[Json]) -> str:
-    rows = []
-    for n in nodes:
-        state = "takes work"
-        if not n["takes_work"]:
-            causes = [
-                cause
-                for cause, holds in (
-                    ("not ready", not n["ready"]),
-                    ("cordoned", n["cordoned"]),
-                    (f"gate closed {n['gate_reason']}".strip(), n["gate"] == "closed"),
-                    ("no GPU allocatable", n["allocatable_gpus"] == 0),
-                )
-                if holds
-            ]
-            state = f"<span class=bad>{escape(', '.join(causes) or 'takes no work')}</span>"
-        expected = "?" if n["expected_gpus"] is None else n["expected_gpus"]
-        rows.append(
-            [
-                escape(n["node"]),
-                escape(n["pool"]),
-                escape(n["place"]),
-                f"{expected} / {n['allocatable_gpus']}",
-                str(n["used_gpus"]),
-                state,
-            ]
+# Map
+
+
+def legend() -> str:
+    """What the signs of the map mean."""
+    nodes = "".join(
+        f'<li><span class="sign s-{state}" aria-hidden="true">{GLYPHS[state]}</span> {escape(text)}</li>'
+        for state, text in NODE_STATES.items()
+    )
+    gpus = "".join(
+        f'<li><span class="gpu g-{name}" aria-hidden="true"></span> {text}</li>'
+        for name, text in (
+            ("used", "used (filled)"),
+            ("free", "free (outline)"),
+            ("terminating", "its pod is stopping (half)"),
+            ("held", "free, but the node takes no work (dot)"),
+            ("missing", "expected, not there (cross)"),
         )
-    shown = rows[:500]
-    heads = ["node", "pool", "place", "expected / allocatable#", "in use#", "state"]
-    return _table("Nodes" + (f" (500 of {len(rows)})" if len(rows) > 500 else ""), heads, shown, "no GPU node")
+    )
+    return f'<div class="legend"><div><h3>GPUs</h3><ul>{gpus}</ul></div><div><h3>Nodes</h3><ul>{nodes}</ul></div></div>'
 
 
-def _decisions(decisions: Sequence[Json]) -> str:
-    rows = [
+def _map_view(data: Json, frame: Frame) -> str:
+    gpus, states = data["totals"]["gpus"], data["totals"]["nodes"]
+    figures = _figures(
         [
-            escape(str(d["time"])),
-            escape(str(d["event"])),
-            escape(f"{d.get('namespace', '')}/{d['name']}"),
-            escape("/".join(d.get("domain", ())) or str(d.get("assigned_tier", ""))),
-            escape(str(d.get("reason") or ", ".join(d.get("assigned") or d.get("nodes") or {}))[:200]),
+            ("m-used", "GPUs used", str(gpus["used"])),
+            ("m-free", "free", str(gpus["free"])),
+            ("m-terminating", "stopping", str(gpus["terminating"])),
+            ("m-held", "free on nodes that take no work", str(gpus["held_back"])),
+            ("m-missing", "missing", str(gpus["missing"])),
+            ("m-nodes", "nodes that take work", f"{states['ok'] + states['reserved']} of {sum(states.values())}"),
         ]
-        for d in reversed(decisions)
+    )
+    return f"""{_notes(data["status"])}
+{figures}
+{map_figure(data["nodes"], "The cluster by room, block, rack, node and GPU")}
+{legend()}
+<section aria-labelledby="h-nodes"><h2 id="h-nodes">Nodes as a table</h2>
+{_filter("find-node", "nodes", "Find a node, place, state or job")}
+{_nodes(data["nodes"], frame)}</section>"""
+
+
+def map_figure(nodes: Mapping[str, Json], label: str) -> str:
+    """The canvas and the data that it is drawn from; without scripts the table below it says the same."""
+    # "<" is written so that no name can end the element.
+    rows = json.dumps(nodes, separators=(",", ":"), default=int).replace("<", "\\u003c")
+    return f"""<figure class="map" hidden>
+<canvas id="map" tabindex="0" role="application" aria-roledescription="cluster map" aria-label="{escape(label)}.
+ Arrow keys go from node to node, Page Up and Page Down from rack to rack, Enter opens the node's job."
+ aria-describedby="map-node"></canvas>
+<figcaption id="map-node" class="map-node" aria-live="polite">Choose a node with the arrow keys or the pointer.
+</figcaption>
+</figure>
+<script type="application/json" id="map-data">{rows}</script>"""
+
+
+def _owner(owner: str, frame: Frame) -> str:
+    namespace, slash, job = owner.partition("/")
+    return job_link(namespace, job, frame) if slash and namespace and job else escape(owner or "no owner")
+
+
+def _nodes(nodes: Mapping[str, Json], frame: Frame) -> str:
+    rows: list[tuple[str, Sequence[str]]] = []
+    for name, n in nodes.items():
+        jobs = ", ".join(f"{_owner(owner, frame)} ({gpus})" for owner, gpus in n["jobs"].items())
+        state = f'<span class="sign s-{n["state"]}" aria-hidden="true">{GLYPHS[n["state"]]}</span> '
+        state += escape(NODE_STATES[n["state"]]) + (f" ({escape(n['reason'])})" if n["reason"] else "")
+        free = max(0, n["gpus"] - n["used"] - n["missing"])
+        cells = [
+            escape(name),
+            escape(n["place"]),
+            escape(n["pool"]),
+            state,
+            str(n["used"] - n["terminating"]),
+            str(n["terminating"]),
+            str(free),
+            str(n["missing"]),
+            jobs,
+        ]
+        rows.append((name, cells))
+    heads = ["node", "place", "pool", "state", "used#", "stopping#", "free#", "missing#", "jobs (GPUs)"]
+    return table("nodes", "GPU nodes", heads, rows, "There is no GPU node.")
+
+
+# Job
+
+
+def _job_view(data: Json, frame: Frame) -> str:
+    why = data["why"]
+    lines = "".join(
+        f"<div><dt>{escape(line['about'])}</dt><dd>{escape(line['text'])}</dd></div>" for line in why["lines"]
+    )
+    unblocks = "".join(f"<li>{escape(u)}</li>" for u in why["unblocks"])
+    what_helps = f"<h3>What would unblock it</h3><ul>{unblocks}</ul>" if unblocks else ""
+    timeline = [
+        (str(i), [when(e["time"]), escape(e["what"]), escape(e["detail"])]) for i, e in enumerate(data["timeline"])
     ]
-    return _table("Newest decisions", ["time", "event", "job", "place", ""], rows, "none yet")
+    nodes = [(n, [escape(n), str(pods)]) for n, pods in data["nodes"].items()]
+    placed = ""
+    if data["nodes"]:
+        mine = escape(json.dumps(sorted(data["nodes"])))
+        placed = f"""<section aria-labelledby="h-place"><h2 id="h-place">Placement</h2>
+<figure class="map" hidden data-src="{frame.root}v1/map" data-only="{mine}">
+<canvas id="map" tabindex="0" role="application" aria-roledescription="cluster map"
+ aria-label="Where the job stands. Arrow keys go from node to node." aria-describedby="map-node"></canvas>
+<figcaption id="map-node" class="map-node" aria-live="polite">The job's nodes are ringed.</figcaption></figure>
+{table("placement", "Nodes and pods of the job", ["node", "pods#"], nodes, "It stands on no node.")}</section>"""
+    return f"""<p class="lead"><strong>{escape(why["first_cause"])}</strong></p>
+<p class="dim">{escape(data["size"])}{", priority " + str(data["priority"]) if data["size"] else ""}
+{", queue " + escape(data["queue"]) if data["queue"] else ""}</p>
+<section aria-labelledby="h-why"><h2 id="h-why">Why</h2>
+<dl class="why">{lines}</dl>{what_helps}
+<p class="dim">Looked at: {escape(", ".join(why["looked_at"]))}.</p></section>
+{placed}
+<section aria-labelledby="h-timeline"><h2 id="h-timeline">Timeline</h2>
+{table("timeline", "What happened to the job, oldest first", ["time", "what", "detail"], timeline, "Nothing yet.")}
+</section>
+<section aria-labelledby="h-decisions"><h2 id="h-decisions">Decisions</h2>
+{decision_table(data["decisions"], frame)}</section>"""
+
+
+# Decisions
+
+
+def decision_table(records: Sequence[Json], frame: Frame) -> str:
+    """Decision records, the newest first."""
+    rows: list[tuple[str, Sequence[str]]] = []
+    for d in reversed(records):
+        nodes = d.get("assigned") or d.get("nodes") or {}
+        agree = {True: "as planned", False: "differs from the plan", None: ""}[d.get("agree")]
+        detail = str(d.get("reason") or agree or ", ".join(list(nodes)[:8]))
+        cells = [
+            when(d["time"]),
+            escape(d["event"]),
+            job_link(d.get("namespace", ""), d["name"], frame),
+            escape("/".join(d.get("domain", ())) or str(d.get("assigned_tier", ""))),
+            escape(detail),
+        ]
+        rows.append((f"{d['time']} {d['event']} {d.get('namespace', '')}/{d['name']}", cells))
+    heads = ["time", "event", "job", "place", "reason"]
+    return table("decisions", "Decision records, newest first", heads, rows, "No decision is recorded.")
+
+
+def _decisions_view(data: Json, frame: Frame) -> str:
+    return f"""<form method="get" action="{frame.root}decisions" role="search" class="find">
+<label for="job">Job, as NAMESPACE/NAME</label>
+<input id="job" name="job" value="{escape(data["job"])}" autocomplete="off" spellcheck="false" maxlength="320">
+<button type="submit">Show</button></form>
+{decision_table(data["records"], frame)}"""

@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -96,16 +97,25 @@ class Copier:
         api: finds the leader's address by its pod.
         book: where copies go.
         namespace, port: of the replicas.
+        token: the file with the token that the leader is shown; none is sent where the file is not there.
         transport: replaces the network in tests.
     """
 
     def __init__(
-        self, api: Api, book: RecordBook, *, namespace: str, port: int, transport: httpx.BaseTransport | None = None
+        self,
+        api: Api,
+        book: RecordBook,
+        *,
+        namespace: str,
+        port: int,
+        token: Path | None = None,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._api = api
         self._book = book
         self._namespace = namespace
         self._port = port
+        self._token = token
         self._client = httpx.Client(timeout=5.0, transport=transport)
         self._leader = ""
         self._address = ""
@@ -123,6 +133,7 @@ class Copier:
             answer = self._client.get(
                 f"http://{self._address}:{self._port}/v1/decisions/tail",
                 params={"epoch": self._epoch, "after": str(self._after)},
+                headers=self._headers(),
             )
             answer.raise_for_status()
             document = answer.json()
@@ -134,6 +145,13 @@ class Copier:
             log.debug("no records from %s: %s", leader, error)
             self._address = ""
             return 0
+
+    def _headers(self) -> dict[str, str]:
+        try:
+            # Read each time: the kubelet puts a new token there before the old one runs out.
+            return {"Authorization": f"Bearer {self._token.read_text().strip()}"} if self._token else {}
+        except OSError:
+            return {}
 
     def _find(self, leader: str) -> str:
         pod = self._api.find(PODS, leader, namespace=self._namespace) if leader else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +189,14 @@ class Snapshot:
                 amounts.append(a)
         np.add.at(self.used, (rows, columns), amounts)
 
+    def recount(self, pods: Iterable[PodUse]) -> None:
+        """Count these pods and no others, on the nodes as they are."""
+        self.used = np.zeros_like(self.alloc)
+        self._pods, self._orphans, self._pods_shared = {}, {}, False
+        self._pristine, self._pristine_shared = None, False
+        self._count_pods(pods)
+        self.version += 1
+
     # -- changes -------------------------------------------------------------------------------------------------
 
     def _own_pods(self) -> None:
@@ -291,6 +299,13 @@ class Snapshot:
             self._pristine = Snapshot.build([_at_its_best(n) for n in self.nodes], stay, levels=self.levels)
             self._pristine_shared = False
         return self._pristine
+
+    def rename_owners(self, name: Callable[[str], str]) -> None:
+        """Give every pod another owner: who is shown this snapshot may not be shown who owns what."""
+        self._own_pods()
+        self._pods = {uid: (i, replace(pod, owner=name(pod.owner)), v) for uid, (i, pod, v) in self._pods.items()}
+        self._orphans = {uid: replace(pod, owner=name(pod.owner)) for uid, pod in self._orphans.items()}
+        self._pristine = None
 
     # -- questions -----------------------------------------------------------------------------------------------
 

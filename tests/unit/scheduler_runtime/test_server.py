@@ -15,6 +15,7 @@ from myriad.scheduler.decisions import DecisionLog
 from myriad.scheduler.model import DecisionRecord
 from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.server import Parts, build_app
+from myriad.scheduler.web.auth import AuthSettings, Gatekeeper
 
 
 class State:
@@ -52,6 +53,7 @@ def http(world: Any, state: State) -> Http:
         cache=world.cache,
         decisions=world.book,
         metrics=world.metrics,
+        gate=Gatekeeper(world.api, AuthSettings(mode="off"), namespaces=list),
         not_ready=lambda: state.missing,
         faults=lambda: state.faults,
         leader=lambda: ("ext-1", True),
@@ -96,19 +98,21 @@ def test_decisions_by_job(http: Http, world: Any) -> None:
     assert http.get("/v1/decisions?limit=x").status_code == 400
 
 
-def test_the_page_shows_what_waits_and_runs_no_script(http: Http, world: Any, make: Any) -> None:
+def test_the_page_shows_what_waits_and_no_inline_script(http: Http, world: Any, make: Any) -> None:
     world.put(WORKLOADS, make.workload("<b>x</b>"))
     world.book.append(record(1))
     page = http.get("/")
     assert "&lt;b&gt;x&lt;/b&gt;" in page.text and "<b>x" not in page.text
-    assert "<script" not in page.text and "default-src 'none'" in page.headers["Content-Security-Policy"]
-    assert "Quotas" in page.text and "hall1/b1/r0" in page.text
+    assert "<script>" not in page.text and "style=" not in page.text and " onclick" not in page.text
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    assert "Quotas" in page.text and "hall1/b1/r0" in http.get("/map").text
 
 
 def test_an_empty_cluster_has_a_page_too(http: Http, world: Any) -> None:
     for kind in ("nodes", "clusterqueues", "workloads"):
         world.cache.replace(kind, [])
-    assert "no GPU node" in http.get("/").text
+    assert "There is no GPU node" in http.get("/map").text and "Nothing waits" in http.get("/").text
 
 
 def test_the_book_keeps_each_record_once_and_survives_a_restart(tmp_path: Path) -> None:

@@ -1,0 +1,272 @@
+"""The answers of the JSON API: every route under /v1, each with its inputs, its rule and the shape of its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from myriad.kube.client import WORKLOADS, Api
+from myriad.scheduler.cache import Cache
+from myriad.scheduler.evidence import gather
+from myriad.scheduler.inquiry import queue_report, status_report, why_job
+from myriad.scheduler.model import DecisionRecord
+from myriad.scheduler.records import RecordBook
+from myriad.scheduler.web import rows
+from myriad.scheduler.web.auth import Scope
+from myriad.scheduler.web.endpoint import NAME, NAMESPACE, TIME, Ask, Endpoint, Param, Rule
+from myriad.scheduler.web.scope import ScopedCache
+
+Json = dict[str, Any]
+
+MOST_RECORDS = 1000
+MOST_IN_MEMORY = 5000
+
+TEAM = Param("team", "the name of a team", example="vision", default="")
+JOB_IN_PATH = Param("job", "the name of a job", path=True, example="train")
+NAMESPACE_IN_PATH = Param("namespace", "the name of a namespace", NAMESPACE, 63, path=True, example="vision")
+JOB = Param(
+    "job", "a job as NAMESPACE/NAME or NAME", rf"(({NAMESPACE})?/)?{NAME}", 320, default="", example="vision/train"
+)
+LIMIT = Param("limit", "how many records, the newest", "", 4, least=1, most=MOST_RECORDS, default=200, example="50")
+SINCE = Param("since", "a time in UTC", TIME, 40, default="", example="2026-01-31T12:00:00Z")
+UID = Param("uid", "the uid of a Workload", r"[0-9A-Za-z-]{1,64}", 64, default="", example="0b5f-...")
+EPOCH = Param("epoch", "what an earlier answer named", r"[0-9a-f]{1,64}", 64, default="", example="8f3a")
+AFTER = Param("after", "what an earlier answer named as next", "", 18, least=0, most=10**17, default=0, example="0")
+
+ROW: Json = {"type": "object", "additionalProperties": True}
+ROWS: Json = {"type": "array", "items": ROW}
+
+
+def answer(data: Any, status: int = 200) -> Response:
+    """A JSON answer. Numbers of numpy become numbers; nothing is kept by anybody on the way."""
+    text = json.dumps(data, separators=(",", ":"), default=int, ensure_ascii=False)
+    return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
+
+
+def missing(what: str) -> HTTPException:
+    """404: there is no such thing, or the caller may not see it; which of the two is not said."""
+    return HTTPException(404, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is known, as one caller may see it.
+
+    Attributes:
+        whole: the cluster.
+        decisions: the decision records.
+        not_ready: kinds of objects that the cache does not follow yet.
+        leader: identity of the replica that writes, and whether it is this one.
+    """
+
+    api: Api
+    whole: Cache
+    decisions: RecordBook
+    not_ready: Callable[[], list[str]]
+    leader: Callable[[], tuple[str, bool]]
+
+    def cache(self, scope: Scope) -> Cache:
+        """The cluster for a scope."""
+        return self.whole if scope.everything else ScopedCache(self.whole, scope)
+
+    def status(self, cache: Cache) -> Json:
+        """The status report and the state of the extension."""
+        holder, mine = self.leader()
+        report = status_report(cache)
+        if isinstance(cache, ScopedCache):
+            seen = cache.seen_queues()
+            report["queues_not_steered"] = [q for q in report["queues_not_steered"] if q in seen]
+        return {
+            "extension": {"leader": holder, "this_replica_leads": mine, "cache_behind": self.not_ready()},
+            **report,
+        }
+
+    def queues(self, cache: Cache, scope: Scope, team: str = "") -> tuple[list[Json], Json]:
+        """Queues that the caller may see, and the totals of the others."""
+        return rows.reduced(queue_report(cache, team), scope)
+
+    def records(self, cache: Cache, scope: Scope, **query: Any) -> list[Json]:
+        """Decision records of namespaces that the caller may see, oldest first."""
+        limit = query.pop("limit")
+        found = [r for r in self.decisions.read(**query) if scope.sees(r.namespace)]
+        return [self._shown(cache, r) for r in found[-limit:]]
+
+    def newest(self, cache: Cache, scope: Scope, limit: int) -> list[Json]:
+        """The newest of them that are in memory, oldest of them first."""
+        found = [r for r in self.decisions.newest(MOST_IN_MEMORY) if scope.sees(r.namespace)]
+        return [self._shown(cache, r) for r in found[-limit:]]
+
+    @staticmethod
+    def _shown(cache: Cache, record: DecisionRecord) -> Json:
+        body = record.as_dict()
+        if isinstance(cache, ScopedCache):
+            # A record was written by one who sees everything.
+            body.pop("extra", None)
+            if "reason" in body:
+                body["reason"] = cache.scrub(body["reason"])
+        return body
+
+    def job(self, cache: Cache, scope: Scope, namespace: str, job: str) -> Json:
+        """Everything about one job. Raises HTTPException 404."""
+        evidence = gather(self.api, namespace, job)
+        found = why_job(cache, namespace, job, evidence=evidence)
+        if found is None:
+            raise missing(f"no job {job} is known in namespace {namespace}")
+        records = self.records(cache, scope, name=job, namespace=namespace, limit=50)
+        view = cache.view_of_job(namespace, job)
+        body = cache.object(WORKLOADS, view.key) if view else None
+        nodes: dict[str, int] = {}
+        for by_node in (cache.pods_of(view) or view.assignment or {}).values() if view else ():
+            for node, pods in by_node.items():
+                nodes[node] = nodes.get(node, 0) + pods
+        return {
+            "namespace": namespace,
+            "job": job,
+            "why": {**found.as_dict(), "text": found.text(), "title": found.title},
+            "queue": cache.cluster_queue_of(view) if view else "",
+            "size": view.gang.size() if view else "",
+            "gpus": view.gang.gpus if view else 0,
+            "priority": view.gang.priority if view else 0,
+            "nodes": nodes,
+            "timeline": rows.timeline(body, records),
+            "decisions": records,
+        }
+
+    def documents(self, scope: Scope) -> dict[str, Json]:
+        """All sections of the stream for a scope."""
+        cache = self.cache(scope)
+        report, others = self.queues(cache, scope)
+        status = self.status(cache)
+        nodes = rows.node_rows(cache)
+        decisions = {f"{r['time']} {r['event']} {r['namespace']}/{r['name']}": r for r in self.newest(cache, scope, 50)}
+        totals = {k: v for k, v in status.items() if k not in ("nodes", "fits_now")}
+        return {
+            "totals": {"status": totals, "others": others, "map": rows.map_totals(nodes), "fits": status["fits_now"]},
+            "quotas": rows.quota_rows(report),
+            "jobs": rows.job_rows(cache, report),
+            "nodes": nodes,
+            "decisions": decisions,
+        }
+
+
+def _fields(*names: str, **more: Json) -> Json:
+    return {"type": "object", "required": list(names), "properties": more, "additionalProperties": True}
+
+
+def endpoints(source: Source) -> list[Endpoint]:
+    """The routes of the API."""
+
+    def status(ask: Ask) -> Response:
+        return answer(source.status(ask.cache))
+
+    def queue(ask: Ask) -> Response:
+        return answer(source.queues(ask.cache, ask.scope, ask.text("team"))[0])
+
+    def quota(ask: Ask) -> Response:
+        report, others = source.queues(ask.cache, ask.scope, ask.text("team"))
+        return answer({"queues": list(rows.quota_rows(report).values()), "others": others})
+
+    def cluster_map(ask: Ask) -> Response:
+        nodes = rows.node_rows(ask.cache)
+        return answer({"levels": list(ask.cache.levels), "totals": rows.map_totals(nodes), "nodes": nodes})
+
+    def why(ask: Ask) -> Response:
+        namespace, job = ask.text("namespace"), ask.text("job")
+        found = why_job(ask.cache, namespace, job, evidence=gather(source.api, namespace, job))
+        if found is None:
+            raise missing(f"no job {job} is known in namespace {namespace}")
+        return answer({**found.as_dict(), "text": found.text()})
+
+    def job(ask: Ask) -> Response:
+        return answer(source.job(ask.cache, ask.scope, ask.text("namespace"), ask.text("job")))
+
+    def decisions(ask: Ask) -> Response:
+        namespace, _, name = ask.text("job").rpartition("/")
+        return answer(
+            source.records(
+                ask.cache,
+                ask.scope,
+                name=name or None,
+                namespace=namespace or None,
+                uid=ask.text("uid") or None,
+                since=ask.text("since") or None,
+                limit=ask.number("limit"),
+            )
+        )
+
+    def tail(ask: Ask) -> Response:
+        return answer(source.decisions.tail(ask.text("epoch"), ask.number("after")))
+
+    text = {"type": "string"}
+    number = {"type": "integer"}
+    return [
+        Endpoint(
+            path="/v1/status",
+            rule=Rule.REDUCED,
+            answer=status,
+            about="Nodes, what fits now, and whether gangs are steered.",
+            returns=_fields("extension", "nodes", "nodes_total", "fits_now", nodes=ROWS, nodes_total=number),
+        ),
+        Endpoint(
+            path="/v1/queue",
+            rule=Rule.REDUCED,
+            answer=queue,
+            about="Queues with what waits in order, with the reason, and what holds quota.",
+            params=(TEAM,),
+            returns={"type": "array", "items": _fields("cluster_queue", "team", "pool", "waiting", "running")},
+        ),
+        Endpoint(
+            path="/v1/quota",
+            rule=Rule.REDUCED,
+            answer=quota,
+            about="Quota, use and borrowing by team and pool; of queues that may not be seen, the totals.",
+            params=(TEAM,),
+            returns=_fields("queues", "others", queues=ROWS, others=ROW),
+        ),
+        Endpoint(
+            path="/v1/map",
+            rule=Rule.REDUCED,
+            answer=cluster_map,
+            about="Every GPU node: place, state, GPUs by state, and who holds them.",
+            returns=_fields("levels", "totals", "nodes", levels={"type": "array", "items": text}, nodes=ROW),
+        ),
+        Endpoint(
+            path="/v1/why/{namespace}/{job}",
+            rule=Rule.NAMESPACE,
+            answer=why,
+            about="Why a job waits: the first cause, with numbers and what would unblock it.",
+            params=(NAMESPACE_IN_PATH, JOB_IN_PATH),
+            returns=_fields("job", "state", "first_cause", "lines", "text", first_cause=text, text=text),
+            misses=True,
+        ),
+        Endpoint(
+            path="/v1/jobs/{namespace}/{job}",
+            rule=Rule.NAMESPACE,
+            answer=job,
+            about="A job: why, timeline, nodes, decisions.",
+            params=(NAMESPACE_IN_PATH, JOB_IN_PATH),
+            returns=_fields("namespace", "job", "why", "timeline", "nodes", "decisions", timeline=ROWS, decisions=ROWS),
+            misses=True,
+        ),
+        Endpoint(
+            path="/v1/decisions",
+            rule=Rule.REDUCED,
+            answer=decisions,
+            about="Decision records, oldest first.",
+            params=(JOB, UID, SINCE, LIMIT),
+            returns={"type": "array", "items": _fields("time", "event", "name")},
+        ),
+        Endpoint(
+            path="/v1/decisions/tail",
+            rule=Rule.CLUSTER,
+            answer=tail,
+            about="Records after a position of this process; replicas copy from one another by it.",
+            params=(EPOCH, AFTER),
+            returns=_fields("epoch", "next", "records", epoch=text, next=number, records=ROWS),
+        ),
+    ]
