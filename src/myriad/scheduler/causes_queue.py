@@ -254,12 +254,27 @@ def workload_causes(ask: Looking, view: WorkloadView) -> list[Cause]:
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     found: list[Cause] = []
     if not view.active:
-        found.append(_deactivated(view, conditions))
+        found.append(_held(body) or _deactivated(view, conditions))
     if not view.admitted:
         found.extend(_check_causes(ask, view, status))
     if view.waiting:
         found.extend(_refusal_causes(ask, view))
     return found
+
+
+def _held(body: Json) -> Cause | None:
+    """A Workload that the extension itself holds, for a budget or a time limit."""
+    notes = annotations_of(body)
+    if not notes.get(HOLD_BY):
+        return None
+    until = notes.get(HOLD_UNTIL, "")
+    reason = notes.get(HOLD_REASON, "").rstrip(".") or f"held for its {notes[HOLD_BY]}"
+    return Cause(
+        "deactivated",
+        reason + (f", until {until}" if until and until not in reason else ""),
+        (f"wait until {until}" if until else "mend what it says, or ask whoever keeps the budgets",),
+        {"held_by": notes[HOLD_BY], "until": until},
+    )
 
 
 def _deactivated(view: WorkloadView, conditions: Mapping[str, Json]) -> Cause:

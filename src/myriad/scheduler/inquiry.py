@@ -33,6 +33,11 @@ from myriad.scheduler.snapshot import EXPECTED_LABEL, Snapshot
 
 Json = dict[str, Any]
 
+PLACEMENT = "free nodes"
+"""In `missing`: pods of other namespaces are hidden, so that nodes look emptier than they are."""
+QUOTA = "used quota"
+"""In `missing`: Workloads of other namespaces are hidden."""
+
 
 def outcome_of(snapshot: Snapshot, gang: Gang) -> Outcome:
     """The planner's word for a gang now: a plan, or the refusal; "never" is asked first."""
@@ -66,11 +71,11 @@ def why_job(
     if view is None:
         return without_workload(ask, job) if evidence.job or evidence.pods else None
     snapshot = cache.snapshot()
-    quota = None if CLUSTER_QUEUES.plural in ask.missing else quota_view(cache, view, now=now)
+    quota = None if {CLUSTER_QUEUES.plural, QUOTA} & ask.missing else quota_view(cache, view, now=now)
     outcome: Outcome | None = None
     holders: tuple[Holder, ...] = ()
     after: Holder | None = None
-    if NODES.plural in ask.missing:
+    if {NODES.plural, PLACEMENT} & ask.missing:
         pass  # nothing is known of the nodes: Kueue's words and the extension's stand for the planner's
     elif not (view.quota_reserved or view.finished):
         outcome = outcome_of(snapshot, view.gang)
@@ -100,9 +105,9 @@ def first_sentence(cache: Cache, view: WorkloadView, snapshot: Snapshot, *, now:
 def _looked_at(ask: Looking) -> tuple[str, ...]:
     seen = ["events"] if "events" in ask.evidence.looked_at or not ask.evidence.looked_at else []
     seen += ["Workload", "admission checks"]
-    if not {CLUSTER_QUEUES.plural, LOCAL_QUEUES.plural} & ask.missing:
+    if not {CLUSTER_QUEUES.plural, LOCAL_QUEUES.plural, QUOTA} & ask.missing:
         seen.append("quota")
-    if NODES.plural not in ask.missing:
+    if not {NODES.plural, PLACEMENT} & ask.missing:
         seen += ["placement", "nodes"]
     return (*seen, *(layer for layer in ask.evidence.looked_at if layer not in seen))
 
