@@ -42,3 +42,15 @@ class Metrics:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
             registry=self.registry,
         )
+        self.evictions = Counter(
+            "myriad_scheduler_evictions",
+            "Evictions told to their owners, by Kueue's policy or reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.notice_seconds = Histogram(
+            "myriad_scheduler_notice_seconds",
+            "From the first sight of an eviction that is due to its record, Events and hand-over to the targets",
+            buckets=(0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+            registry=self.registry,
+        )
