@@ -293,9 +293,9 @@ class Api:
 
     # Writing
 
-    def create(self, resource: Resource, body: Json, *, namespace: str | None = None) -> Json:
-        """Create an object; 409 when it exists."""
-        return self._json("POST", resource.path(namespace), body=body)
+    def create(self, resource: Resource, body: Json, *, namespace: str | None = None, dry_run: bool = False) -> Json:
+        """Create an object; 409 when it exists. A dry run is judged by the server and leaves nothing."""
+        return self._json("POST", resource.path(namespace), params={"dryRun": "All"} if dry_run else None, body=body)
 
     def replace(self, resource: Resource, name: str, body: Json, *, namespace: str | None = None) -> Json:
         """Replace an object; its `metadata.resourceVersion` guards against a change in between."""

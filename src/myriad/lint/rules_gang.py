@@ -112,13 +112,13 @@ def gang_scheduler_wrong(scene: Scene) -> Iterator[Raw]:
         if work.kind == "VolcanoJob":
             continue
         value, path = work.minimum()
-        asked = value is not None and (work.kind not in TRAINING_OPERATOR_KINDS or scene.of("PodGroup", "Queue"))
+        # The operator's own gang scheduler fills in an empty schedulerName.
+        fills_in = work.kind in TRAINING_OPERATOR_KINDS
         for pods in work.gpu_pods:
-            if pods.scheduler == VOLCANO:
-                continue
+            explicit = "schedulerName" in pods.spec
             named = GROUP_NAME in pods.annotations
-            if asked or named:
-                explicit = "schedulerName" in pods.spec
+            asked = value is not None and (explicit or not fills_in)
+            if pods.scheduler != VOLCANO and (asked or named):
                 yield Raw(
                     work.thing,
                     (*pods.path, "spec", "schedulerName") if explicit else path if not named else pods.path,

@@ -67,6 +67,13 @@ def image_name(scene: Scene) -> Iterator[Raw]:
                         f"names no image for container {name}: its pods are refused",
                         "name one by digest",
                     )
+                elif digest == "sha256:" + "0" * 64:
+                    yield Raw(
+                        work.thing,
+                        (*path, "image"),
+                        f"still has the digest of a template in container {name} (zeros): there is no such image",
+                        "put the digest of your image there (`myriad image push` prints it)",
+                    )
                 elif digest and not _DIGEST.fullmatch(digest):
                     yield Raw(
                         work.thing,

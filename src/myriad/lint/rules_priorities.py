@@ -67,7 +67,8 @@ def two_priorities(scene: Scene) -> Iterator[Raw]:
                 "give both the same value",
             )
     for work in works(scene):
-        wanted = text(work.thing.labels, "kueue.x-k8s.io/priority-class")
+        # A shield relabels a running job for a while; its pods keep the class that it came with.
+        wanted = text(work.thing.labels, "kueue.x-k8s.io/priority-class").removesuffix("-shielded")
         own = scene.find("WorkloadPriorityClass", wanted) if wanted else None
         for pods in work.gpu_pods if own is not None else ():
             name = text(pods.spec, "priorityClassName")

@@ -83,8 +83,8 @@ def volcano_queue_never_fits(scene: Scene) -> Iterator[Raw]:
         yield Raw(
             work.thing,
             pods.counted_at,
-            f"asks for {asked(work, resource)}, and never fits {target} of {amount(resource, most)}: the gang waits for "
-            "ever",
+            f"asks for {asked(work, resource)}, and never fits {target} of {amount(resource, most)}: the gang waits "
+            "for ever",
             f"raise the capability to {amount(resource, need)} or leave it out, or ask for "
             f"{_largest(work, resource, most)}",
         )
