@@ -25,6 +25,8 @@ Json = dict[str, Any]
 
 log = logging.getLogger("kubelets")
 HEARTBEAT_S = 20.0
+ENDS_AFTER = "test.myriad.dev/ends-after"
+"""Annotation of a pod: seconds that it takes to end once it is told to; without it a pod ends at once."""
 
 
 def now() -> str:
@@ -39,6 +41,7 @@ class Pods:
         self._run_s = run_s
         self._work: SimpleQueue[Json] = SimpleQueue()
         self._ends: dict[str, threading.Timer] = {}
+        self._stopping: set[str] = set()
         for _ in range(4):
             threading.Thread(target=self._serve, daemon=True).start()
 
@@ -68,7 +71,16 @@ class Pods:
         metadata, phase = pod["metadata"], (pod.get("status") or {}).get("phase")
         name, namespace = metadata["name"], metadata["namespace"]
         if metadata.get("deletionTimestamp"):
-            self._api._json("DELETE", PODS.path(namespace, name), body={"gracePeriodSeconds": 0})
+            if metadata["uid"] in self._stopping:
+                return
+            self._stopping.add(metadata["uid"])
+            takes_s = float((metadata.get("annotations") or {}).get(ENDS_AFTER) or 0)
+            if takes_s:
+                timer = threading.Timer(takes_s, self._gone, (pod,))
+                timer.daemon = True
+                timer.start()
+            else:
+                self._gone(pod)
         elif phase in (None, "", "Pending"):
             self._say(pod, "Running", {"running": {"startedAt": now()}}, ready=True)
             of_job = any(o["kind"] == "Job" for o in metadata.get("ownerReferences") or [])
@@ -79,6 +91,16 @@ class Pods:
                 timer.daemon = True
                 self._ends[metadata["uid"]] = timer
                 timer.start()
+
+    def _gone(self, pod: Json) -> None:
+        metadata = pod["metadata"]
+        try:
+            path = PODS.path(metadata["namespace"], metadata["name"])
+            self._api._json("DELETE", path, body={"gracePeriodSeconds": 0})
+        except MyriadError as error:
+            # Its next change brings it here again.
+            self._stopping.discard(metadata["uid"])
+            log.info("%s: %s", metadata["name"], error)
 
     def _end(self, pod: Json, ended: Json) -> None:
         try:

@@ -238,15 +238,16 @@ def test_a_target_that_is_not_described_yet_is_waited_for(desk: Desk) -> None:
 
 def test_no_text_holds_an_address(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="myriad.notices")
-    bad = Address("bad", "webhook", f"http://bad:99999999/{HIDDEN}", b"")
+    bad = Address("bad", "webhook", f"http://bad/{HIDDEN}", b"")
     desk.addresses["bad"] = bad
     desk.site.answers["dead"] = [httpx.ConnectError(f"cannot reach http://dead/{HIDDEN}")]
+    desk.site.answers["bad"] = [httpx.InvalidURL(f"http://bad/{HIDDEN} is none")]
     for target in ("dead", "bad", "nobody"):
         desk.courier.send(target, note(target, age_s=899.0))
     desk.until(lambda: sum(name.startswith("sent-") for _, name in desk.facts) == 3)
     texts = [caplog.text, str(desk.facts), repr(bad), str(bad)]
     assert not any(HIDDEN in text for text in texts)
-    assert all(not fact["ok"] for fact in desk.facts.values())
+    assert [fact["ok"] for fact in desk.facts.values()] == [False] * 3, desk.facts
 
 
 # Addresses
