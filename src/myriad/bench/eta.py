@@ -4,7 +4,7 @@ The month is a cluster of its own making: sizes and lifetimes of the jobs are th
 (Alibaba's openb; `--trace` names the folder), request shapes stand for job names, names belong to teams; part of the
 jobs are gangs. Time limits are drawn as people set them: a round number, mostly far too high, sometimes too low (then
 the job ends at it), sometimes none. The queues are filled by Kueue's rules, and while the month runs the estimator is
-asked every half hour, knows only what has happened so far, and is judged when the job starts.
+asked every hour, knows only what has happened so far, and is judged when the job starts.
 
 The first weeks train (history fills, corrections settle); only what is estimated in the rest of the month is counted.
 The baseline in the same run: first in, first out over the whole pool, every job running to its limit (a job without one
@@ -44,7 +44,7 @@ from myriad.scheduler.eta.model import (
 HOUR_S = 3600.0
 ROUND_LIMITS_S = tuple(h * HOUR_S for h in (1, 2, 4, 8, 12, 24, 48, 72, 168))
 DEFAULT_LIMIT_S = 24 * HOUR_S
-ASK_EVERY_S = 1800.0
+ASK_EVERY_S = HOUR_S
 TRAIN_S = 12 * DAY_S
 TEAMS = ("vision", "speech", "search", "ads", "robots", "science")
 """Teams of the month. The trace has none."""
@@ -362,7 +362,7 @@ def run_month(month: Month, *, ask_every_s: float = ASK_EVERY_S, train_s: float 
                 continue
             began = time.perf_counter()
             state = cluster.state(now)
-            raw = estimate(state, history, now=now, seed=asked)
+            raw = estimate(state, history, now=now, seed=asked, futures=futures)
             estimating_s += time.perf_counter() - began
             asked += 1
             most = max(most, len(state.waiting))
@@ -441,12 +441,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="months to play")
     parser.add_argument("--load", type=float, default=0.95, help="GPU time asked for, as a share of the cluster's")
     parser.add_argument("--days", type=int, default=31, help="length of the month")
+    parser.add_argument(
+        "--futures", type=int, default=None, help="futures of one estimate; by the queue's size without"
+    )
     parser.add_argument("--progress", action="store_true", help="tell on stderr how far it is")
     options = parser.parse_args(argv)
     for seed in range(options.seeds):
         began = time.perf_counter()
         month = make_month(options.trace, seed=seed, load=options.load, days=options.days)
-        found = run_month(month, until_s=options.days * DAY_S, progress=options.progress)
+        found = run_month(month, until_s=options.days * DAY_S, futures=options.futures, progress=options.progress)
         line = {"bench": "eta", "seed": seed, "load": options.load, "days": options.days, **found}
         sys.stdout.write(json.dumps({**line, "took_s": round(time.perf_counter() - began, 1)}) + "\n")
         sys.stdout.flush()
