@@ -69,7 +69,6 @@ class Pods:
 
     def _live(self, pod: Json) -> None:
         metadata, phase = pod["metadata"], (pod.get("status") or {}).get("phase")
-        name, namespace = metadata["name"], metadata["namespace"]
         if metadata.get("deletionTimestamp"):
             if metadata["uid"] in self._stopping:
                 return
