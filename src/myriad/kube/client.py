@@ -31,7 +31,7 @@ import httpx
 from myriad.errors import MyriadError
 
 Json = dict[str, Any]
-PatchKind = Literal["merge", "json", "apply"]
+PatchKind = Literal["merge", "json", "apply", "strategic"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 FIELD_MANAGER = "myriad-scheduler"
@@ -39,6 +39,7 @@ FIELD_MANAGER = "myriad-scheduler"
 _PATCH_TYPES: dict[str, str] = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
     # JSON is YAML; the API server reads apply patches only under this type.
     "apply": "application/apply-patch+yaml",
 }
