@@ -118,7 +118,7 @@ class _Policy:
                 "target-without-address",
                 "has no address; give secret: NAME/KEY of a Secret in myriad-system, or url",
             )
-        elif len(addresses) == 2:
+        elif len(addresses) == 2 and target.kind == "apprise":
             yield self.problem(at, "two-addresses", "has both secret and url; keep the one that is meant")
         elif target.kind == "webhook" and target.url is not None and not target.url.startswith(("http://", "https://")):
             yield self.problem(

@@ -78,6 +78,14 @@ class _Shares:
                         "unknown-pool",
                         f'"{pool}" is not a pool{names.did_you_mean(pool, self.fleet.pools)}',
                     )
+        for project, rules in team.projects.items():
+            for pool in rules.gpu_hours:
+                if pool not in self.fleet.pools and not self.pools_unread:
+                    yield self.problem(
+                        (*at, "projects", project, "gpu_hours", pool),
+                        "unknown-pool",
+                        f'"{pool}" is not a pool{names.did_you_mean(pool, self.fleet.pools)}',
+                    )
         if not given.get("quota"):
             yield self.problem(at, "team-without-quota", "has no quota in any pool, so it can run nothing", "warning")
         yield from self.sharing(name)

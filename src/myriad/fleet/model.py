@@ -208,13 +208,20 @@ class Pool(Part):
 
 
 class GpuHours(Part):
-    """A team's budget in one pool: GPU-hours in each calendar period."""
+    """A budget in one pool: GPU-hours in each calendar period. When it is used up, jobs that run finish, or leave."""
 
     budget: Annotated[
         int,
         BeforeValidator(whole("a budget is a whole number of GPU-hours, 1 or more", low=1, high=10**12)),
     ]
     period: Annotated[Period, BeforeValidator(one_of("day", "week", "month", "quarter", "year"))] = "month"
+    used_up: Annotated[Literal["finish", "leave"], BeforeValidator(one_of("finish", "leave"))] = "finish"
+
+
+class Project(Part):
+    """A part of a team's work with budgets of its own: jobs whose pods carry the label myriad.dev/project."""
+
+    gpu_hours: Annotated[dict[Name, GpuHours], MappingOf] = Field(default_factory=dict)
 
 
 class Team(Part):
@@ -228,6 +235,7 @@ class Team(Part):
         lend: most GPUs of its own that others may use, by pool. A pool that is not named has no limit.
         reserve: GPUs of its quota in an inference pool that are never lent, so that a service can grow at once.
         gpu_hours: budgets by pool.
+        projects: budgets of projects, within those of the team.
         notify: who is told about preemptions and budgets: targets of `myriad_notify`.
         groups: groups of people who belong to it, as the cluster's login names them. Without any, `myriad:TEAM`.
         users: people who belong to it by their own name.
@@ -241,6 +249,7 @@ class Team(Part):
     lend: Annotated[dict[Name, LentGpus], MappingOf] = Field(default_factory=dict)
     reserve: Annotated[dict[Name, ReservedGpus], MappingOf] = Field(default_factory=dict)
     gpu_hours: Annotated[dict[Name, GpuHours], MappingOf] = Field(default_factory=dict)
+    projects: Annotated[dict[Name, Project], MappingOf] = Field(default_factory=dict)
     notify: Annotated[
         tuple[Annotated[str, BeforeValidator(text("write a name or an address"))], ...],
         BeforeValidator(items("names or addresses")),

@@ -127,6 +127,7 @@ class NotifyTarget(Part):
     """Where notices go: a webhook, or what apprise knows (mail, chat).
 
     An address that is a password itself, or holds one, stands in a Secret of myriad-system and is named by `secret`.
+    Beside a webhook's `url`, `secret` is the key that signs what is sent.
     """
 
     kind: Annotated[Literal["webhook", "apprise"], BeforeValidator(one_of("webhook", "apprise"))] = "webhook"

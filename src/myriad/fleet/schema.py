@@ -206,8 +206,14 @@ _MISSING = {
 
 def _fields_at(kind: type[BaseModel] | None, where: KeyPath) -> list[str]:
     """Keys that are allowed in the part at `where`."""
-    inner: dict[str, type[BaseModel]] = {"gpu_hours": model.GpuHours, "warm": model.WarmImage, "rails": model.Rail}
+    inner: dict[str, type[BaseModel]] = {
+        "projects": model.Project,
+        "gpu_hours": model.GpuHours,
+        "warm": model.WarmImage,
+        "rails": model.Rail,
+    }
     inner["sharing"] = model.Sharing
+    inner["projects"] = model.Project
     for step in where:
         if isinstance(step, str) and step in inner:
             kind = inner[step]

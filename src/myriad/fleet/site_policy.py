@@ -7,6 +7,7 @@ address that is one is named by its Secret. `myriad.scheduler.policy` reads it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -76,16 +77,25 @@ def _team(team: model.Team) -> dict[str, Any]:
         "reserve": dict(sorted(team.reserve.items())),
         "weight": float(team.weight),
         "cohort": team.cohort,
-        "gpu_hours": {
-            pool: {"budget": hours.budget, "period": hours.period} for pool, hours in sorted(team.gpu_hours.items())
+        "gpu_hours": _budgets(team.gpu_hours),
+        "projects": {
+            name: {"gpu_hours": _budgets(project.gpu_hours)} for name, project in sorted(team.projects.items())
         },
         "notify": list(team.notify),
     }
 
 
+def _budgets(budgets: Mapping[str, model.GpuHours]) -> dict[str, Any]:
+    return {
+        pool: {"budget": hours.budget, "period": hours.period, "used_up": hours.used_up}
+        for pool, hours in sorted(budgets.items())
+    }
+
+
 def _target(target: model_policy.NotifyTarget) -> dict[str, Any]:
-    address = {"secret": target.secret} if target.secret is not None else {"url": target.url}
-    return {"kind": target.kind, **address}
+    # A webhook's secret beside a url is the key that signs; alone it is the address.
+    given = {"secret": target.secret, "url": target.url}
+    return {"kind": target.kind, **{key: value for key, value in given.items() if value is not None}}
 
 
 def _hours(hours: Fraction | None) -> float | None:

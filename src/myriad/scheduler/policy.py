@@ -90,7 +90,8 @@ class TeamPolicy:
 
 @dataclass(frozen=True, slots=True)
 class NotifyTarget:
-    """Where notices go: `url`, or the Secret `secret_name` of myriad-system and its key."""
+    """Where notices go: `url`, or the address in the Secret `secret_name` of myriad-system under `secret_key`. A
+    webhook with both is signed with what the Secret holds."""
 
     kind: Literal["webhook", "apprise"] = "webhook"
     url: str = ""

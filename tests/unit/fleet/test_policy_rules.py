@@ -89,7 +89,7 @@ def test_one_level_is_protected_where_there_is_only_one(checked: Callable[..., C
         ),
         ({"myriad_notify": {"oncall": {}}}, "myriad_notify.oncall: has no address; give secret: NAME/KEY of a Secret "),
         (
-            {"myriad_notify": {"oncall": {"secret": "a/b", "url": "https://x.example.com"}}},
+            {"myriad_notify": {"oncall": {"kind": "apprise", "secret": "a/b", "url": "https://x.example.com"}}},
             "myriad_notify.oncall: has both secret and url; keep the one that is meant",
         ),
         (
@@ -115,6 +115,18 @@ def test_one_level_is_protected_where_there_is_only_one(checked: Callable[..., C
         (
             {"myriad_teams": {"vision": team(reserve={"h100": 8})}},
             "myriad_teams.vision.reserve.h100: is set for a training pool, where jobs wait",
+        ),
+        (
+            {"myriad_teams": {"vision": team(projects={"p": {"gpu_hours": {"h10": {"budget": 5}}}})}},
+            'myriad_teams.vision.projects.p.gpu_hours.h10: "h10" is not a pool; did you mean "h100"?',
+        ),
+        (
+            {"myriad_teams": {"vision": team(projects={"p": {"gpu_hours": {"h100": {"used_up": "stop"}}}})}},
+            'myriad_teams.vision.projects.p.gpu_hours.h100.used_up: is "stop"; allowed: finish or leave',
+        ),
+        (
+            {"myriad_teams": {"vision": team(projects={"p": {"budget": 5}})}},
+            "myriad_teams.vision.projects.p.budget: is not a key that is known here (allowed: gpu_hours)",
         ),
         (
             {"myriad_teams": {"vision": team(reserve={"h200": 8})}},
