@@ -32,6 +32,7 @@ from myriad.errors import MyriadError
 
 Json = dict[str, Any]
 PatchKind = Literal["merge", "json", "apply", "strategic"]
+Texts = Mapping[str, str] | None
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 FIELD_MANAGER = "myriad-scheduler"
@@ -181,7 +182,7 @@ class Api:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.source = source
-        self._headers = headers
+        self.headers = headers
         # A dead peer (a lost node, a control plane that moved) must not leave a watch silent for ever.
         keepalive = [
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -270,7 +271,7 @@ class Api:
         timeout = httpx.Timeout(_CONNECT_TIMEOUT_S, read=timeout_s + 15.0, pool=_READ_TIMEOUT_S)
         with (
             self._reaching(),
-            self._client.stream("GET", path, params=params, headers=dict(self._headers()), timeout=timeout) as response,
+            self._client.stream("GET", path, params=params, headers=dict(self.headers()), timeout=timeout) as response,
         ):
             if response.status_code != 200:
                 response.read()
@@ -288,9 +289,9 @@ class Api:
                     )
                 yield WatchEvent(type=event["type"], object=event["object"])
 
-    def get_raw(self, path: str, *, params: Mapping[str, str] | None = None, accept: str = "") -> Json:
+    def get_raw(self, path: str, *, params: Texts = None, accept: str = "", headers: Texts = None) -> Json:
         """The JSON document at any path, such as a service through the API server's proxy; in the form of `accept`."""
-        return self._json("GET", path, params=params, accept=accept)
+        return self._json("GET", path, params=params, accept=accept, more=headers)
 
     # Writing
 
@@ -419,12 +420,13 @@ class Api:
         body: Any = None,
         content_type: str = "application/json",
         accept: str = "",
+        more: Texts = None,
     ) -> Json:
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         attempt = 0
         while True:
             attempt += 1
-            headers = {**self._headers(), **({"Accept": accept} if accept else {})}
+            headers = {**self.headers(), **(more or {}), **({"Accept": accept} if accept else {})}
             if content is not None:
                 headers["Content-Type"] = content_type
             with self._reaching():
@@ -556,14 +558,14 @@ class _TokenFile:
         self._path = path
         self._max_age_s = max_age_s
         self._read_at = float("-inf")
-        self._headers: dict[str, str] = {}
+        self.headers: dict[str, str] = {}
 
     def __call__(self) -> Mapping[str, str]:
         now = time.monotonic()
         if now - self._read_at > self._max_age_s:
-            self._headers = {"Authorization": f"Bearer {self._path.read_text().strip()}"}
+            self.headers = {"Authorization": f"Bearer {self._path.read_text().strip()}"}
             self._read_at = now
-        return self._headers
+        return self.headers
 
 
 def _lines(response: httpx.Response) -> Iterator[bytes]:

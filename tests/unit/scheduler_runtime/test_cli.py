@@ -27,7 +27,9 @@ def extension(world: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the extension answers by path; nothing = it does not answer."""
     answers: dict[str, Any] = {}
 
-    def get_raw(path: str, *, params: Any = None) -> Any:
+    def get_raw(path: str, *, params: Any = None, headers: Any = None) -> Any:
+        if path.startswith(_cluster.SERVICE):
+            assert headers == {"X-Myriad-Token": "made-for-the-page"}, "the extension is shown who asks"
         for end, answer in answers.items():
             if path.endswith(end):
                 return answer
@@ -35,6 +37,8 @@ def extension(world: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     answers["/version"] = {}
     world.api.get_raw = get_raw
+    token = {"status": {"token": "made-for-the-page"}}
+    world.api.create = lambda resource, *_, **__: token if resource.kind == "TokenRequest" else None
     monkeypatch.setattr(_cluster, "connect", lambda *_, **__: world.api)
     return answers
 

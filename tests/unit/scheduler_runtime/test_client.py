@@ -229,7 +229,7 @@ def test_a_kubeconfigs_token_is_sent(tmp_path: Path) -> None:
     }
     path.write_text(yaml.safe_dump(document))
     made = connect(path)
-    assert made.base_url == "https://127.0.0.1:1" and dict(made._headers()) == {"Authorization": "Bearer secret"}
+    assert made.base_url == "https://127.0.0.1:1" and dict(made.headers()) == {"Authorization": "Bearer secret"}
     made.close()
 
 
