@@ -17,6 +17,7 @@ READ = (
     Resource("", "v1", "namespaces", "Namespace", namespaced=False),
     Resource("", "v1", "pods", "Pod"),
     Resource("", "v1", "resourcequotas", "ResourceQuota"),
+    Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
     Resource("", "v1", "configmaps", "ConfigMap"),
     Resource("apps", "v1", "deployments", "Deployment"),
     Resource("apps", "v1", "statefulsets", "StatefulSet"),

@@ -23,6 +23,7 @@ class Raw:
         message: what will happen, as a sentence that reads on from the object's name.
         change: what to change.
         severity: where this one finding is milder or worse than its rule.
+        line: where it is not the line of `path`.
     """
 
     thing: Thing
@@ -30,6 +31,7 @@ class Raw:
     message: str
     change: str
     severity: Severity | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _of_rule(each: Rule, scene: Scene) -> Iterator[Finding]:
             object=raw.thing.title,
             key=dotted(raw.path),
             file=document.file,
-            line=document.line(raw.path),
+            line=raw.line if raw.line is not None else document.line(raw.path),
             message=raw.message,
             change=raw.change,
         )

@@ -83,6 +83,7 @@ def duplicate_key(scene: Scene) -> Iterator[Raw]:
                 f"has the key {doubled.key} twice (lines {doubled.first} and {doubled.line}): the "
                 f"second wins in silence",
                 "remove one of them",
+                line=doubled.line,
             )
 
 
@@ -382,8 +383,6 @@ def admitted_but_unhealthy(scene: Scene) -> Iterator[Raw]:
 def gate_never_removed(scene: Scene) -> Iterator[Raw]:
     """Kueue removes only its own gates, and its topology gate only once nodes are assigned: the job is admitted,
     holds quota, and no scheduler looks at its pods."""
-    if "Workload" not in scene.sure:
-        return
     admitted = {
         (w.namespace, w.name)
         for w in scene.of("Workload")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from myriad.lint.rule import Raw, rule
-from myriad.lint.scene import Scene, get, mapping, number, plain, rows, text, whole
+from myriad.lint.scene import Json, Scene, get, mapping, number, plain, rows, text, whole
 from myriad.lint.works import (
     DEFAULT_SCHEDULER,
     GROUP_MIN_MEMBER,
@@ -14,6 +14,7 @@ from myriad.lint.works import (
     VOLCANO,
     Work,
     gpu_works,
+    runtime_of,
     works,
 )
 
@@ -34,6 +35,8 @@ def gang_minimum_missing(scene: Scene) -> Iterator[Raw]:
         value, path = work.minimum()
         if value is not None or any(GROUP_NAME in p.annotations for p in work.pods):
             continue
+        if work.kind == "TrainJob" and get(runtime_spec(scene, work), "podGroupPolicy") is not None:
+            continue  # Its runtime makes a PodGroup of all pods.
         operator = work.kind in TRAINING_OPERATOR_KINDS
         yield Raw(
             work.thing,
@@ -49,6 +52,12 @@ def gang_minimum_missing(scene: Scene) -> Iterator[Raw]:
             if operator
             else f'set the annotation {GROUP_MIN_MEMBER}: "{work.count}" on the {work.thing.kind}',
         )
+
+
+def runtime_spec(scene: Scene, work: Work) -> Json:
+    """The spec of the runtime that a TrainJob names, {} where it is not known."""
+    runtime = runtime_of(scene, work.thing)
+    return runtime.spec if runtime is not None else {}
 
 
 @rule(

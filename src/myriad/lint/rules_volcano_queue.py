@@ -275,8 +275,6 @@ def podgroup_without_resources(scene: Scene) -> Iterator[Raw]:
 def podgroup_stranded(scene: Scene) -> Iterator[Raw]:
     """Volcano counts minResources of groups that are Inqueue, have ended, or belong to a ReplicaSet of no pods: new
     jobs hear that the cluster is overused while it is empty."""
-    if "PodGroup" not in scene.sure:
-        return
     replicas = {(r.namespace, r.name): whole(r.spec.get("replicas"), 1) for r in scene.of("ReplicaSet")}
     for group in scene.given("PodGroup"):
         if not mapping(group.spec, "minResources"):
@@ -301,7 +299,7 @@ def podgroup_stranded(scene: Scene) -> Iterator[Raw]:
                 "belongs to a ReplicaSet of no pods: what it reserves nobody uses",
                 "delete the old ReplicaSet, or set revisionHistoryLimit: 0",
             )
-        elif not phase:
+        elif not phase and scene.now is not None:
             yield Raw(
                 group,
                 ("status",),
