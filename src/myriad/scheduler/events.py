@@ -13,7 +13,7 @@ from myriad.kube.client import Api, ApiError, Json
 
 log = logging.getLogger("myriad.events")
 
-Reason = Literal["MyriadWaiting", "MyriadRefused", "MyriadPlaced"]
+Reason = Literal["MyriadWaiting", "MyriadRefused", "MyriadPlaced", "MyriadProtected"]
 
 _BURST = 25
 _PER_S = 5.0

@@ -108,5 +108,8 @@ class Observing(threading.Thread):
 
 def observers_of(parts: Surroundings) -> list[Observer]:
     """Every observer of the extension: one line each."""
-    found: list[Observer] = []
+    # Imported here: each observer is made from `Surroundings`.
+    from myriad.scheduler.protecting import Protecting
+
+    found: list[Observer] = [Protecting(parts)]
     return found

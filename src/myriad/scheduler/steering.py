@@ -25,8 +25,10 @@ from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, place
 from myriad.scheduler.objects import PodSetUpdate, WorkloadView, seconds_since
 from myriad.scheduler.placement import fits_ever, plan, tier_of_assignment, tiers
+from myriad.scheduler.protect import Doors
+from myriad.scheduler.protecting import doors_of, limit_of
 from myriad.scheduler.records import RecordBook
-from myriad.scheduler.round import Round, led_to
+from myriad.scheduler.round import Passes, Round, led_to
 from myriad.scheduler.rules import Wish, Write, next_write, with_updates
 from myriad.scheduler.settings import Settings, own_version
 from myriad.scheduler.snapshot import Snapshot
@@ -239,7 +241,8 @@ class Steering:
         # Times have whole seconds: of gangs that came in the same one, those that have a domain keep it.
         chosen.sort(key=lambda v: (-v.gang.priority, v.created, not led_to(v), v.gang.uid))
         now = self._cache.snapshot()
-        planning = Round(now, self._policy, hashed=inputs_hash)
+        doors = doors_of(self._cache, now, now=time.time())
+        planning = Round(now, self._policy, passes=self._passes(doors), hashed=inputs_hash)
         written = told = 0
         for view in chosen:
             refusal = fits_ever(now, view.gang)
@@ -257,6 +260,12 @@ class Steering:
                 _, sentence = first_sentence(self._cache, view, now, now=datetime.now(UTC))
                 told += self._tell_job(view, "MyriadWaiting", sentence)
         return written
+
+    def _passes(self, doors: Doors | None) -> Callable[[WorkloadView], Passes] | None:
+        """Who may pass into protected domains; None while there is none."""
+        if doors is None:
+            return None
+        return lambda view: doors.passes(view.gang, limit_of(self._cache.object(WORKLOADS, view.key) or {}))
 
     def _wish(self, view: WorkloadView, planning: Round) -> Wish:
         """Where a waiting gang should go, given those before it; its place is then held in the round."""

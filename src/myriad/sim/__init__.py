@@ -6,8 +6,9 @@ nodes run on. Equal arguments give equal traces. docs/placement.md says what the
 """
 
 from myriad.sim.config import Failures, SimConfig, TeamQuota, site_nodes
-from myriad.sim.engine import Observation, simulate
+from myriad.sim.engine import simulate
 from myriad.sim.jobs import Distribution, JobMix, SimJob, draw_jobs
+from myriad.sim.run import Observation
 from myriad.sim.trace import Event, InvariantError, JobRecord, Trace
 
 __all__ = [

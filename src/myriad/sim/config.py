@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from myriad.errors import InputError
 from myriad.scheduler.model import DEFAULT_GPU_RESOURCE, NodeInfo, PlacementPolicy
+from myriad.scheduler.policy import ProtectionPolicy
 
 POOL = "h100"
 
@@ -43,6 +44,7 @@ class SimConfig:
         planned_per_queue: as in `Settings`.
         checkpoint_s: a dead node costs a job what it did since its last multiple of this.
         failures: dying nodes.
+        protection: domains are protected for gangs that wait too long; None = never. Looked at every ``protect_s``.
         until_s: the end of the simulation; 0 = when every job has ended or can never start.
         observe_s: how often ``observe`` is called.
         policy: the planner's inputs.
@@ -65,6 +67,8 @@ class SimConfig:
     planned_per_queue: int = 50
     checkpoint_s: float = 900.0
     failures: Failures = Failures()
+    protection: ProtectionPolicy | None = None
+    protect_s: float = 60.0
     until_s: float = 0.0
     observe_s: float = 0.0
     policy: PlacementPolicy = field(default_factory=PlacementPolicy)

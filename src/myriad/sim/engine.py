@@ -6,94 +6,26 @@ import bisect
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from myriad.scheduler.model import DEFAULT_GPU_RESOURCE, Gang, Plan, PodSet, PodUse
+from myriad.scheduler.model import DEFAULT_GPU_RESOURCE, RESERVED_TAINT, Gang, Plan, PodSet, PodUse, Taint
 from myriad.scheduler.objects import CheckEntry, WorkloadView
-from myriad.scheduler.placement import plan, tiers
+from myriad.scheduler.placement import plan
+from myriad.scheduler.protect import Doors, Protection
+from myriad.scheduler.protect_choice import Waiter, decide
 from myriad.scheduler.round import Round
-from myriad.scheduler.rules import next_write, with_updates
+from myriad.scheduler.rules import next_write
 from myriad.scheduler.snapshot import IntArray, Snapshot
 from myriad.sim.config import POOL, SimConfig, site_nodes
 from myriad.sim.jobs import SimJob
 from myriad.sim.kueue import Quotas, Tas, victims
+from myriad.sim.run import PENDING, Observation, Run
 from myriad.sim.trace import Event, InvariantError, JobRecord, Kind, Trace
 
-_PENDING = CheckEntry("Pending", "", (), "")
 _SAMPLE_S = 60.0
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """A job on its way. ``epoch`` grows with each admission and eviction: what was due before is void then.
-
-    ``state``: new, waiting, reserved (quota and nodes, our check still Pending), admitted, done.
-    """
-
-    job: SimJob
-    order: tuple[int, float, int]
-    gang: Gang
-    record: JobRecord
-    check: CheckEntry = _PENDING
-    state: str = "new"
-    epoch: int = 0
-    place: dict[int, int] = field(default_factory=dict)
-    bound: dict[int, int] = field(default_factory=dict)
-    reserved_s: float = 0.0
-    admitted_s: float = 0.0
-    running_since: float | None = None
-    progress_s: float = 0.0
-    partly_since: float | None = None
-    shape: object = None
-
-    @property
-    def team(self) -> str:
-        """Whose quota it holds."""
-        return self.job.team
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all pods."""
-        return self.job.gpus
-
-    @property
-    def gpus_per_pod(self) -> int:
-        """GPUs of a pod."""
-        return self.job.gpus_per_pod
-
-    @property
-    def priority(self) -> int:
-        """Of its class."""
-        return self.job.priority
-
-    @property
-    def podset(self) -> PodSet:
-        """As Kueue sees it: with what our check's answer adds."""
-        if self.check.state == "Ready" and self.check.updates:
-            return with_updates(self.gang, self.check.updates).podsets[0]
-        return self.gang.podsets[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The cluster at one moment, for `observe`.
-
-    Attributes:
-        t_s: the moment.
-        waiting: jobs in their queues' order, by team.
-        running: jobs that hold nodes, with the time of their admission.
-        admissions: how many admissions there were so far.
-        snapshot: the cluster as Myriad's cache would have it; not to be changed.
-    """
-
-    t_s: float
-    waiting: Mapping[str, Sequence[SimJob]]
-    running: Sequence[tuple[SimJob, float]]
-    admissions: int
-    snapshot: Snapshot
 
 
 def simulate(
@@ -149,7 +81,8 @@ class Simulation:
         self._admissions = 0
         self._busy = 0
         self._busy_since = 0.0
-        self._order = tiers(self.snapshot.levels)
+        self.protections: dict[str, Protection] = {}
+        self._given_up: dict[str, float] = {}
 
     def _run_of(self, number: int, job: SimJob) -> Run:
         podset = PodSet("main", job.pods, {DEFAULT_GPU_RESOURCE: job.gpus_per_pod}, topology=job.topology)
@@ -177,6 +110,8 @@ class Simulation:
         observe = self._observe
         if observe is not None and self.config.observe_s:
             self.at(self.config.observe_s, lambda: self._look(observe))
+        if self.config.protection is not None:
+            self.at(self.config.protect_s, self._protect)
         until = self.config.until_s or float("inf")
         while self._heap and self._left:
             t_s, _, action = heapq.heappop(self._heap)
@@ -244,7 +179,7 @@ class Simulation:
 
     def _submit(self, run: Run) -> None:
         self.note("submitted", run.job.name)
-        run.check = _PENDING
+        run.check = PENDING
         room = self.config.gpus // run.gpus_per_pod
         if (
             run.gpus > self.quotas.could_ever(run.team)
@@ -316,6 +251,8 @@ class Simulation:
         run.record.nodes = {self.snapshot.nodes[i].name: pods for i, pods in place.items()}
         run.record.tier = self.snapshot.tier_of(run.record.nodes)[0]
         self.note("reserved", run.job.name)
+        if run.job.name in self.protections:
+            self._unprotect(run.job.name, "its gang has its nodes")
         if not self.config.steered or run.check.state == "Ready":
             self._admit(run)
         else:
@@ -408,6 +345,9 @@ class Simulation:
             else:
                 wait_s = self._rng.uniform(1.0, self.config.grace_s) if self.config.grace_s > 1 else self.config.grace_s
                 gpus = run.bound[i] * run.gpus_per_pod
+                ending = self.snapshot.pod(uid)
+                if ending is not None:
+                    self.snapshot.apply_pod(replace(ending, terminating=True))
                 self.at(self.now + wait_s, lambda uid=uid, i=i, gpus=gpus: self._gone(uid, i, gpus))  # type: ignore[misc]
         run.place, run.bound = {}, {}
         if run.partly_since is not None:
@@ -454,7 +394,7 @@ class Simulation:
         run.record.evicted_s.append(self.now)
         run.record.reason = why
         # Kueue resets its checks on eviction.
-        run.check = _PENDING
+        run.check = PENDING
         self.note("evicted", run.job.name, why)
         self._enqueue(run)
 
@@ -536,7 +476,13 @@ class Simulation:
         if not chosen:
             return
         chosen.sort(key=lambda r: (-r.priority, r.job.submit_s, not r.check.updates, r.order))
-        planning = Round(self.snapshot, self.config.policy)
+        doors = Doors.of(self.snapshot, self.protections, self._ends(), self.now) if self.protections else None
+        limits = {run.job.name: run.job.limit_s for run in chosen}
+        planning = Round(
+            self.snapshot,
+            self.config.policy,
+            passes=None if doors is None else lambda view: doors.passes(view.gang, limits[view.gang.name]),
+        )
         for run in chosen:
             view = self._view(run)
             wished = planning.wish(view)
@@ -548,6 +494,73 @@ class Simulation:
                 run.check = CheckEntry(write.state, write.message, write.updates, "")
                 self._enqueue(run)
                 self.note("steered" if write.why == "steered" else "released", run.job.name, write.message)
+
+    def _ends(self) -> dict[str, float]:
+        """When the limits of the jobs that hold nodes end them, by pod."""
+        return {
+            self._uid(run, i): run.admitted_s + run.job.limit_s
+            for run in self._holding.values()
+            if run.job.limit_s is not None and run.state == "admitted"
+            for i in run.place
+        }
+
+    def _protect(self) -> None:
+        """What the observer of protected domains does."""
+        policy = self.config.protection
+        assert policy is not None  # noqa: S101 - it is what started this
+        latest = max((r.job.submit_s for r in self._holding.values()), default=0.0)
+        waiting = [
+            Waiter(
+                run.gang,
+                f"{run.team}/{run.job.name}",
+                self.now - max(run.job.submit_s, *run.record.evicted_s[-1:], 0.0),
+                quota=self.quotas.could_ever(run.team),
+                given_up_s=self.now - self._given_up[run.job.name] if run.job.name in self._given_up else None,
+                overtaken=latest > run.job.submit_s,
+            )
+            for team in self.config.teams
+            for run in self.waiting(team)
+            if run.job.name in self.protections
+            or self.now - max(run.job.submit_s, *run.record.evicted_s[-1:], 0.0) >= policy.after_s
+        ]
+        decision = decide(
+            self.snapshot,
+            waiting,
+            self._ends(),
+            self.protections,
+            policy,
+            now=self.now,
+            grace_s=self.config.grace_s,
+            placement=self.config.policy,
+        )
+        for protection, why in decision.release:
+            self._unprotect(protection.uid, why)
+        for protection in decision.protect:
+            self._mark(protection)
+        for refused in decision.refused:
+            self.trace.jobs[refused.uid].reason = refused.sentence
+        self.at(self.now + self.config.protect_s, self._protect)
+        self._want_pass()
+
+    def _mark(self, protection: Protection) -> None:
+        self.protections[protection.uid] = protection
+        taint = Taint(RESERVED_TAINT, protection.uid)
+        for name in protection.nodes:
+            node = self.snapshot.nodes[self.snapshot.index[name]]
+            if taint not in node.taints:
+                self.snapshot.update_node(replace(node, taints=(*node.taints, taint)))
+        text = f"{len(protection.nodes)} nodes until {protection.until:.0f}"
+        self.note("protected", protection.uid, text)
+
+    def _unprotect(self, uid: str, why: str) -> None:
+        protection = self.protections.pop(uid)
+        if self.now >= protection.expires:
+            self._given_up[uid] = self.now
+        for name in protection.nodes:
+            node = self.snapshot.nodes[self.snapshot.index[name]]
+            self.snapshot.update_node(replace(node, taints=tuple(t for t in node.taints if t.value != uid)))
+        self.note("unprotected", uid, why)
+        self._refused.clear()
 
     def _view(self, run: Run) -> WorkloadView:
         holds = run.state in ("reserved", "admitted")

@@ -170,3 +170,12 @@ def replacement_for(
         return None
     _, _, _, name, tier = min(ranked)
     return name, tier
+
+
+def drained(snapshot: Snapshot, uids: Iterable[str]) -> Snapshot:
+    """A copy of the cluster without these pods; one sum for all of them, however many."""
+    gone = set(uids)
+    trial = snapshot.clone()
+    stay = [pod for pod in snapshot.pods() if pod.uid not in gone]
+    trial.recount(stay)
+    return trial
