@@ -26,6 +26,8 @@ FILES: Mapping[str, str] = {
     "ClusterQueue": "cluster-queues.yml",
     "LocalQueue": "local-queues.yml",
     "ConfigMap": "site-policy.yml",
+    "ValidatingAdmissionPolicy": "admission-policies.yml",
+    "ValidatingAdmissionPolicyBinding": "admission-bindings.yml",
     "Queue": "volcano-queues.yml",
     "HyperNode": "volcano-hypernodes.yml",
 }

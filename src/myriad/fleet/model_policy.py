@@ -22,6 +22,8 @@ RULES: Mapping[str, str] = {
     "gang": "all pods of a gang are wanted at once",
     "inference-queue": "a batch job in an inference pool says that it is inference",
     "time-limit": "a job has a time limit where its pool refuses jobs without one",
+    "time-limit-default": "a job without a time limit is told which one it gets",
+    "image-tag": "images are not named by a tag that moves",
     "image-registry": "images come from the site's registry",
     "image-digest": "images are named by digest",
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from myriad.fleet import mig, model, quantity
 from myriad.fleet import site_policy as rules
+from myriad.fleet.admission import POOLS_ANNOTATION, admission_objects
 from myriad.fleet.labels import HOSTNAME_LABEL, POOL_LABEL, TEAM_LABEL, level_label
 from myriad.fleet.volcano import volcano_objects
 
@@ -41,17 +42,20 @@ def objects_for_cluster_policy(fleet: model.Fleet) -> list[KubeObject]:
         *cluster_queues(fleet),
         *local_queues(fleet),
         policy_map(fleet),
+        *admission_objects(fleet, labels=POLICY_LABELS),
         *volcano_objects(fleet, labels=POLICY_LABELS),
     ]
 
 
 def namespaces(fleet: model.Fleet) -> list[KubeObject]:
-    """One Namespace for each namespace of a team, labelled with the team."""
-    return [
-        _object("v1", "Namespace", namespace, labels={TEAM_LABEL: name})
-        for name, team in sorted(fleet.teams.items())
-        for namespace in sorted(set(team.namespaces))
-    ]
+    """One Namespace for each namespace of a team, labelled with the team and annotated with its pools."""
+    made = []
+    for name, team in sorted(fleet.teams.items()):
+        for namespace in sorted(set(team.namespaces)):
+            body = _object("v1", "Namespace", namespace, labels={TEAM_LABEL: name})
+            body["metadata"]["annotations"] = {POOLS_ANNOTATION: ",".join(sorted(team.quota))}
+            made.append(body)
+    return made
 
 
 def priority_classes(fleet: model.Fleet) -> list[KubeObject]:

@@ -73,6 +73,8 @@ def test_what_is_referred_to_comes_first(shared: list[dict[str, Any]]) -> None:
         "ClusterQueue",
         "LocalQueue",
         "ConfigMap",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     ]
     cohorts = list(by_name(shared, "Cohort"))
     assert cohorts.index("site") < cohorts.index("research")
