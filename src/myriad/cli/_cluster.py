@@ -135,15 +135,17 @@ def brakes(api: Api) -> list[Json]:
 
 
 def ask_extension(api: Api, path: str, params: dict[str, str] | None = None) -> Any | None:
-    """A document from the extension through the API server's service proxy; None where it does not answer.
-
-    The API server keeps the header Authorization to itself, so the extension is shown the caller in one of its own.
-    """
+    """A document from the extension through the API server's service proxy; None where it does not answer."""
     try:
-        token = _token(api)
-        return api.get_raw(f"{SERVICE}{path}", params=params, headers={"X-Myriad-Token": token} if token else None)
+        return api.get_raw(f"{SERVICE}{path}", params=params, headers=extension_headers(api))
     except (MyriadError, json.JSONDecodeError):
         return None
+
+
+def extension_headers(api: Api) -> dict[str, str] | None:
+    """Who asks, for the extension: the API server's proxy keeps the header Authorization to itself."""
+    token = _token(api)
+    return {"X-Myriad-Token": token} if token else None
 
 
 def _token(api: Api) -> str:

@@ -119,7 +119,9 @@ def _decisions(question: _Question) -> tuple[list[dict[str, Any]] | None, str]:
     """The newest decisions about the job, and why there are none to be had."""
     params = {"job": f"{question.namespace}/{question.name}", "limit": "5"}
     try:
-        records: Any = question.api.get_raw(f"{cluster.SERVICE}/v1/decisions", params=params)
+        records: Any = question.api.get_raw(
+            f"{cluster.SERVICE}/v1/decisions", params=params, headers=cluster.extension_headers(question.api)
+        )
         return list(records), ""
     except ApiError as error:
         if error.status in (401, 403):

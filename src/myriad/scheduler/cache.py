@@ -99,6 +99,7 @@ class Cache:
         self._nodes: dict[str, NodeInfo] = {}
         self._uses: dict[str, PodUse] = {}
         self._gpu_pods: dict[str, Json] = {}
+        self._gpu_pods_of: dict[str, set[str]] = defaultdict(set)
         self._pods_by_workload: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
         self._reserved: dict[str, dict[str, PodUse]] = {}
         self._snapshot = Snapshot(self._levels)
@@ -224,7 +225,7 @@ class Cache:
 
     def _replace_pods(self, items: list[Json]) -> None:
         keys = set(self._pods_by_workload)
-        self._uses, self._gpu_pods = {}, {}
+        self._uses, self._gpu_pods, self._gpu_pods_of = {}, {}, defaultdict(set)
         self._pods_by_workload = defaultdict(dict)
         self._stale = True
         for item in items:
@@ -247,6 +248,8 @@ class Cache:
                 self._snapshot.apply_pod(use)
         if any(is_gpu_resource(name) for name in pod_requests(pod["spec"])):
             self._gpu_pods[uid] = pod
+            if workload:
+                self._gpu_pods_of[workload].add(uid)
         if workload:
             self._note_pod_of_workload(workload, uid, pod)
             if reserve:
@@ -265,6 +268,10 @@ class Cache:
     def _remove_pod(self, uid: str, workload: str) -> None:
         self._uses.pop(uid, None)
         self._gpu_pods.pop(uid, None)
+        if workload in self._gpu_pods_of:
+            self._gpu_pods_of[workload].discard(uid)
+            if not self._gpu_pods_of[workload]:
+                del self._gpu_pods_of[workload]
         if not self._stale:
             self._snapshot.remove_pod(uid)
         if workload:
@@ -429,7 +436,7 @@ class Cache:
     def pods_of_workload(self, view: WorkloadView) -> list[Json]:
         """The GPU pods of a Workload that TAS placed, whatever their state."""
         with self.lock:
-            return [p for p in self._gpu_pods.values() if workload_key_of_pod(p) == view.key]
+            return [self._gpu_pods[uid] for uid in self._gpu_pods_of.get(view.key, ())]
 
     def use(self, uid: str) -> PodUse | None:
         """What a pod takes now."""
