@@ -241,9 +241,9 @@ def _syntax(error: yaml.YAMLError, text: str, file: str, offset: int) -> InputEr
     elif isinstance(error, yaml.reader.ReaderError):
         position = error.position if isinstance(error.position, int) else 0
         line = text.count("\n", 0, position) + 1
-        what = (
-            f"it holds the character {ord(error.character):#04x}" if isinstance(error.character, str) else "odd bytes"
-        )
+        # The two parsers of PyYAML give the character as a text or as its number.
+        code = ord(error.character) if isinstance(error.character, str) else error.character
+        what = f"it holds the character {code:#04x}, which no text has"
     lines = text.splitlines()
     shown = lines[line - 1] if line is not None and line <= len(lines) else ""
     hint = "correct it there"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from myriad.lint.policy import policy_of
 from myriad.lint.rule import Raw, rule
-from myriad.lint.scene import Scene, get, rows, text, whole
+from myriad.lint.scene import Scene, get, rows, text, texts, whole
 from myriad.lint.words import JOBS, gpus_words
 from myriad.lint.works import (
     Work,
@@ -96,7 +96,7 @@ def checkpoint_interval(scene: Scene) -> Iterator[Raw]:
 
 @rule("bad-time-limit", "error", "a time limit that is none", looks_at=JOBS)
 def bad_time_limit(scene: Scene) -> Iterator[Raw]:
-    """Kueue ignores or refuses the label; the job has no limit, and neither queue times nor budgets can count on it."""
+    """Kueue refuses the job, or (before it is there) nobody can count on when it ends."""
     for work in works(scene):
         value = work.thing.labels.get(MAX_EXEC_TIME)
         if value is None:
@@ -114,7 +114,7 @@ def bad_time_limit(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 path,
-                f"has the time limit {value!r}; Kueue wants seconds above 0, so the job has none",
+                f"has the time limit {value!r}; Kueue wants whole seconds above 0 and refuses the job",
                 "write seconds, 43200 for 12 hours",
             )
 
@@ -188,7 +188,7 @@ def _vcjob_policies(work: Work) -> Iterator[Raw]:
     for place in places:
         policies = rows(get(work.thing.body, *place), "policies")
         events = {text(item, "event") for _, item in policies} | {
-            e for _, item in policies for e in item.get("events") or [] if isinstance(e, str)
+            e for _, item in policies for e in texts(item, "events")
         }
         for index, item in policies:
             fatal = text(item, "action") in ("AbortJob", "TerminateJob", "CompleteJob")

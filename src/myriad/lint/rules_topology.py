@@ -208,7 +208,7 @@ def topology_wish(scene: Scene) -> Iterator[Raw]:
     """Wishes stand on the pod template, one of required, preferred and unconstrained, and name a level of the
     Topology. On the job itself they do nothing; a level that does not exist waits for ever; a slice without its
     size, or alone, leaves the pods gated."""
-    levels = {level for topology in scene.of("Topology") for level in levels_of(topology)}
+    levels = sorted({level for topology in scene.of("Topology") for level in levels_of(topology)})
     for work in works(scene):
         if work.kind != "Pod":
             for name in (REQUIRED, PREFERRED, UNCONSTRAINED, SLICE_TOPOLOGY):

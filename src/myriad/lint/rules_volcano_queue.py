@@ -8,7 +8,7 @@ from typing import Any
 
 from myriad.lint.rule import Raw, rule
 from myriad.lint.rules_volcano import configurations, plugins_of
-from myriad.lint.scene import Json, KeyPath, Scene, Thing, mapping, number, plain, rows, text, whole
+from myriad.lint.scene import Json, KeyPath, Scene, Thing, mapping, number, plain, rows, text, texts, whole
 from myriad.lint.words import amount, asked, unit
 from myriad.lint.works import Work, gpu_works, is_accelerator, runtime_of, works
 
@@ -346,7 +346,7 @@ def replicas_and_election(body: Any) -> tuple[int, bool]:
     arguments: list[str] = []
     for _, container in rows(spec, "template", "spec", "containers"):
         for key in ("command", "args"):
-            arguments += [str(item) for item in container.get(key) or [] if isinstance(item, str)]
+            arguments += texts(container, key)
     said = [a for item in arguments for a in item.split() if a.startswith("--leader-elect")]
     return whole(spec.get("replicas"), 1), bool(said) and not said[-1].endswith("=false")
 
