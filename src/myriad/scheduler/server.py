@@ -49,7 +49,8 @@ from myriad.scheduler.web.limits import (
     GuardedProtocol,
     Limits,
 )
-from myriad.scheduler.web.stream import SECTIONS, Hub, TooManyStreams
+from myriad.scheduler.web.reports import PATIENCE_S
+from myriad.scheduler.web.stream import SECTIONS, Documents, Hub, TooManyStreams
 
 log = logging.getLogger("myriad.web")
 
@@ -105,13 +106,16 @@ class Server:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.source = answers.Source(parts.api, parts.cache, parts.decisions, parts.not_ready, parts.leader)
-        self.hub = Hub(self.source.documents, lambda seen, timeout_s: parts.cache.wait(seen, timeout_s=timeout_s))
+        self.hub = Hub(self._documents, lambda seen, timeout_s: parts.cache.wait(seen, timeout_s=timeout_s))
         self._workers = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="answer")
         self._reviews = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="review")
         self._scopes: dict[Any, Cache] = {}
         self._waiting = 0
         self.endpoints = self._endpoints()
         self.description = openapi(self.endpoints, version=own_version())
+
+    def _documents(self, scope: Scope) -> Documents:
+        return self.source.documents(self._cache(scope), scope)
 
     # Threads
 
@@ -176,7 +180,7 @@ class Server:
             return HTMLResponse(page.render(view, data, frame), headers={"Cache-Control": "no-store"})
 
         def overview(ask: Ask) -> Response:
-            report, others = source.queues(ask.cache, ask.scope)
+            report, others = source.queues(ask.cache, ask.scope, patience_s=PATIENCE_S)
             return shown("queue", {"status": source.status(ask.cache), "report": report, "others": others}, ask)
 
         def cluster_map(ask: Ask) -> Response:

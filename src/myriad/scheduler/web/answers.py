@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from myriad.scheduler.records import RecordBook
 from myriad.scheduler.web import rows
 from myriad.scheduler.web.auth import Scope
 from myriad.scheduler.web.endpoint import NAME, NAMESPACE, TIME, Ask, Endpoint, Param, Rule
+from myriad.scheduler.web.reports import Reports
 from myriad.scheduler.web.scope import ScopedCache
 
 Json = dict[str, Any]
@@ -53,7 +54,7 @@ def missing(what: str) -> HTTPException:
     return HTTPException(404, what)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """What is known, as one caller may see it.
 
@@ -69,6 +70,10 @@ class Source:
     decisions: RecordBook
     not_ready: Callable[[], list[str]]
     leader: Callable[[], tuple[str, bool]]
+    reports: Reports = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reports", Reports(lambda: self.whole.version))
 
     def cache(self, scope: Scope) -> Cache:
         """The cluster for a scope."""
@@ -86,9 +91,12 @@ class Source:
             **report,
         }
 
-    def queues(self, cache: Cache, scope: Scope, team: str = "") -> tuple[list[Json], Json]:
+    def queues(
+        self, cache: Cache, scope: Scope, team: str = "", *, patience_s: float | None = None
+    ) -> tuple[list[Json], Json]:
         """Queues that the caller may see, and the totals of the others."""
-        return rows.reduced(queue_report(cache, team), scope)
+        report = self.reports.get(scope.key, lambda: queue_report(cache), patience_s=patience_s)
+        return rows.reduced([q for q in report if not team or q["team"] == team], scope)
 
     def records(self, cache: Cache, scope: Scope, **query: Any) -> list[Json]:
         """Decision records of namespaces that the caller may see, oldest first."""
@@ -137,9 +145,8 @@ class Source:
             "decisions": records,
         }
 
-    def documents(self, scope: Scope) -> dict[str, Json]:
+    def documents(self, cache: Cache, scope: Scope) -> dict[str, Json]:
         """All sections of the stream for a scope."""
-        cache = self.cache(scope)
         report, others = self.queues(cache, scope)
         status = self.status(cache)
         nodes = rows.node_rows(cache)

@@ -32,6 +32,7 @@ from myriad.kube.client import (
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.model import POOL_LABEL, PodUse
 from myriad.scheduler.objects import TEAM_LABEL, WorkloadView
+from myriad.scheduler.policy import SitePolicy
 from myriad.scheduler.snapshot import Snapshot
 from myriad.scheduler.web.auth import Scope
 
@@ -198,6 +199,28 @@ class ScopedCache(Cache):
     def view_of_job(self, namespace: str, job: str) -> WorkloadView | None:
         """The Workload of a job; None where its namespace may not be seen."""
         return self._inner.view_of_job(namespace, job) if self._scope.sees(namespace) else None
+
+    def view_of_uid(self, workload: str, job: str = "") -> WorkloadView | None:
+        """A Workload by its own uid, or by its owner's; one of others without its name."""
+        found = self._inner.view_of_uid(workload, job)
+        return self._view(found) if found else None
+
+    def policy(self) -> SitePolicy:
+        """The site's rules, without those of other teams and without addresses."""
+        rules = self._inner.policy()
+        return replace(rules, teams={t: r for t, r in rules.teams.items() if t in self._teams()}, notify_targets={})
+
+    def evicted(self) -> list[Json]:
+        """Workloads that may be seen, are evicted and were not admitted again."""
+        return [body for body in self._inner.evicted() if self._scope.sees(body["metadata"]["namespace"])]
+
+    def evicted_before(self) -> list[Json]:
+        """Workloads that may be seen and hold quota again after an eviction."""
+        return [body for body in self._inner.evicted_before() if self._scope.sees(body["metadata"]["namespace"])]
+
+    def gpu_pods_in(self, namespace: str) -> list[Json]:
+        """All GPU pods of a namespace that may be seen."""
+        return self._inner.gpu_pods_in(namespace) if self._scope.sees(namespace) else []
 
     def cluster_queue_of(self, view: WorkloadView) -> str:
         """The ClusterQueue of a Workload, as it is shown."""

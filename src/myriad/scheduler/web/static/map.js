@@ -53,9 +53,7 @@ class ClusterMap {
     this.width = width;
     const most = Math.max(1, ...[...this.rows.values()].map((r) => r.gpus));
     const across = Math.min(8, most), lines = Math.ceil(most / 8);
-    const cell = 8, sign = 12, pad = 8, head = 16;
-    const nodeW = sign + across * cell + 2, nodeH = lines * cell + 4;
-    const rackW = nodeW + 8;
+    const sign = 12, pad = 8, head = 16;
     const blocks = new Map();
     for (const [name, row] of this.rows) {
       const path = row.path;
@@ -68,6 +66,16 @@ class ClusterMap {
     }
     this.boxes = [];
     this.frames = [];
+    // The size of a GPU that lets the widest blocks fill the width best.
+    const widest = Math.max(...[...blocks.values()].map((racks) => racks.size));
+    const widthAt = (size) => widest * (sign + across * size + 10) + 2 * pad;
+    const filled = (size) => {
+      const side = Math.floor((width - pad) / widthAt(size));
+      return side ? (Math.min(side, blocks.size) * widthAt(size)) / width : 0;
+    };
+    const cell = [7, 8, 9, 10, 11].reduce((best, size) => (filled(size) > filled(best) + 0.02 ? size : best), 7);
+    const nodeW = sign + across * cell + 2, nodeH = lines * cell + 4;
+    const rackW = nodeW + 8;
     const columns = Math.max(1, Math.floor((width - 3 * pad) / rackW));
     let x = pad, y = pad, rowHeight = 0, rackNumber = 0;
     for (const [block, racks] of blocks) {

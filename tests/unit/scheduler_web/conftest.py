@@ -1,0 +1,85 @@
+"""A made-up cluster of two teams behind the real server, and an API server that reviews tokens as RBAC would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from myriad.bench.page_serve import NoCluster, Served, record, serve
+from myriad.bench.page_world import fill
+from myriad.kube.client import ApiError, Resource
+from myriad.scheduler.web.auth import AUDIENCE, AuthSettings
+
+Json = dict[str, Any]
+
+TOKENS = {
+    "vision-token": "vision-user",
+    "admin-token-1": "admin",
+    "nobody-token": "nobody",
+    "scraper-token": "scraper",
+    "robotics-token": "robotics-user",
+}
+MAY_LIST = {("vision-user", "vision"), ("admin", ""), ("oidc:ann", "vision"), ("robotics-user", "robotics")}
+MAY_GET = {("scraper", "/metrics"), ("admin", "/metrics")}
+SECRET = "s" * 40
+
+
+class Reviewer(NoCluster):
+    """Answers TokenReviews and SubjectAccessReviews from the tables above; can be made to hang up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Json] = []
+        self.broken = False
+
+    def create(self, resource: Resource, body: Json, **_: Any) -> Json:
+        if self.broken:
+            raise ApiError(500, "InternalError", "etcd is away", where=resource.plural)
+        spec = body["spec"]
+        self.asked.append({"kind": resource.kind, **spec})
+        if resource.kind == "TokenReview":
+            user = TOKENS.get(spec["token"])
+            if user is None or spec.get("audiences") == [AUDIENCE]:
+                return {"status": {"authenticated": False}}
+            groups = ["system:authenticated"]
+            return {"status": {"authenticated": True, "user": {"username": user, "groups": groups}}}
+        if "nonResourceAttributes" in spec:
+            return {"status": {"allowed": (spec["user"], spec["nonResourceAttributes"]["path"]) in MAY_GET}}
+        assert spec["resourceAttributes"]["resource"] == "workloads" and spec["resourceAttributes"]["verb"] == "list"
+        return {"status": {"allowed": (spec["user"], spec["resourceAttributes"].get("namespace", "")) in MAY_LIST}}
+
+
+@pytest.fixture(scope="module")
+def reviewer() -> Reviewer:
+    return Reviewer()
+
+
+@pytest.fixture(scope="module")
+def served(reviewer: Reviewer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The server with tokens; teams vision and speech have jobs that run and wait, and decision records."""
+    with serve(tmp_path_factory.mktemp("web"), api=reviewer, auth=AuthSettings(mode="token")) as found:
+        fill(found.cache, nodes=64, teams=2, waiting=12)
+        for i, view in enumerate(found.cache.views()):
+            others = next(v for v in found.cache.views() if v.gang.namespace != view.gang.namespace)
+            record(
+                found.book,
+                i,
+                view.gang.namespace,
+                view.gang.name,
+                reason=f"behind {others.gang.namespace}/{others.gang.name} of {others.gang.team}",
+                extra={"others": others.gang.name},
+            )
+        yield found
+
+
+@pytest.fixture
+def proxied(reviewer: Reviewer, tmp_path: Path) -> Iterator[Served]:
+    """The server behind a proxy that logs people in."""
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    auth = AuthSettings(mode="proxy", proxy_secret=tmp_path / "secret")
+    with serve(tmp_path, api=reviewer, auth=auth) as found:
+        fill(found.cache, nodes=8, teams=2, waiting=2)
+        yield found
