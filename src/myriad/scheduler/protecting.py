@@ -43,7 +43,7 @@ class Protecting:
     """
 
     name = "protecting"
-    interval_s = 10.0
+    interval_s = 5.0
 
     def __init__(
         self,
@@ -175,7 +175,8 @@ def waiters(cache: Cache, policy: ProtectionPolicy, stands: Mapping[str, Protect
                 given_up_s=now - given_up if given_up else None,
                 steerable=view.steerable and view.check is not None and view.check.state in ("Pending", "Ready"),
                 overtaken=any(
-                    created > view.created and priority <= view.gang.priority
+                    # Times have whole seconds: one that came in the same second and has its place overtook too.
+                    created >= view.created and priority <= view.gang.priority
                     for created, priority in latest.get(view.gang.pool, ())
                 ),
             )
