@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import httpx
 import pytest
 import yaml
 from apiserver import ControlPlane
+from jinja2 import Environment, FileSystemLoader
 
 from myriad.fleet import Fleet, check, objects_for_cluster_policy
 from myriad.fleet.admission import DEFAULT_EFFECTS
@@ -322,3 +324,39 @@ def test_no_shape_of_an_object_is_refused_by_an_expression_that_fails(plane: Con
     for spec in ({}, {"pytorchReplicaSpecs": {}}, {"pytorchReplicaSpecs": {"Worker": {}}}, {"pytorchReplicaSpecs": 7}):
         answer = ask(plane, pytorchjob() | {"spec": spec})
         assert (answer.status_code, told(answer)) == (201, {})
+
+
+def kueue_says(work: Path, **variables: Any) -> str:
+    """What the real Kueue says of the configuration that the role renders; it stops when it has read it."""
+    environment = Environment(loader=FileSystemLoader(ROOT / "roles/kueue/templates"), autoescape=False)  # noqa: S701 - YAML, no page
+    environment.filters["to_nice_yaml"] = yaml.safe_dump
+    defaults = yaml.safe_load((ROOT / "roles/kueue/defaults/main.yml").read_text())
+    given = {"kueue_grace_s": 300, "kueue_integrations": ["batch/job"], **variables}
+    values = yaml.safe_load(environment.get_template("values.yaml.j2").render(**defaults | given))
+    (work / "kueue.yaml").write_text(values["managerConfig"]["controllerManagerConfigYaml"])
+    process = subprocess.Popen(
+        [apiserver.find("kueue") or "kueue", f"--config={work}/kueue.yaml", f"--kubeconfig={work}/none"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = ""
+    with process:
+        for line in process.stdout:
+            said += line
+            if '"Initializing"' in line:
+                process.kill()
+    return said
+
+
+def test_kueue_takes_the_configuration_that_the_role_renders(tmp_path: Path) -> None:
+    every = ["batch/job", "kubeflow.org/pytorchjob", "pod", "deployment", "statefulset"]
+    for integrations in (["batch/job"], every):
+        said = kueue_says(tmp_path, kueue_integrations=integrations)
+        assert '"Initializing"' in said and "Unable to load" not in said, said
+    read = yaml.safe_load((tmp_path / "kueue.yaml").read_text())
+    assert read["waitForPodsReady"]["timeout"] == "1200s", "300 s of grace, 600 s of a pull, 300 s of a start"
+    assert read["fairSharing"]["preemptionStrategies"], "weights count only with fair sharing"
+    assert (read["clientConnection"]["qps"], read["clientConnection"]["burst"]) == (50, 100)
+    assert "Unable to load the configuration" in kueue_says(tmp_path, kueue_integrations=["batch/jobs"])

@@ -180,7 +180,8 @@ def _cluster_queue(
             # (or is shielded) must not keep what others own. So Any, not LowerPriority.
             "reclaimWithinCohort": "Any",
             "borrowWithinCohort": {"policy": "Never"},
-            "withinClusterQueue": "LowerPriority",
+            # A service that serves must not go because a batch job of its own team has a higher priority.
+            "withinClusterQueue": "Never" if pool.use == "inference" else "LowerPriority",
         },
         "fairSharing": {"weight": quantity.canonical(team.weight)},
     }
@@ -201,7 +202,7 @@ def _quotas(
     # Kueue refuses limits on a queue without a cohort.
     limits = {
         "borrowingLimit": team.borrow.get(pool_name) if shares else None,
-        "lendingLimit": team.lend.get(pool_name) if shares else None,
+        "lendingLimit": _lendable(team, pool_name) if shares else None,
     }
 
     def row(resource: str, per_gpu: Fraction | None, unbound: str, *, binary: bool = False) -> dict[str, str]:
@@ -226,6 +227,15 @@ def _quotas(
         row("memory", memory, UNBOUND_MEMORY, binary=binary),
         *(whole(name, share) for name, share in per_gpu.items()),
     ]
+
+
+def _lendable(team: model.Team, pool_name: str) -> int | None:
+    """GPUs that others may use: at most what `reserve` does not keep. None has no limit."""
+    lend, kept = team.lend.get(pool_name), team.reserve.get(pool_name)
+    if kept is None:
+        return lend
+    free = team.quota[pool_name] - kept
+    return free if lend is None else min(lend, free)
 
 
 def _cohort(name: str, parent: str | None, weight: Fraction) -> KubeObject:

@@ -1,4 +1,4 @@
-"""Admission rules as objects: which are made, with which effect, for whom. tests/api/test_policies.py shows them work."""
+"""Admission rules as objects: which are made, with which effect, for whom. What they refuse is in tests/api."""
 
 from __future__ import annotations
 

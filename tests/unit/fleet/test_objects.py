@@ -236,3 +236,17 @@ def test_volcano_is_rendered_only_for_its_pools(checked: Check) -> None:
         {"type": "HyperNode", "selector": {"exactMatch": {"name": "hall1.b1.r1"}}},
         {"type": "HyperNode", "selector": {"exactMatch": {"name": "hall1.b1.r2"}}},
     ]
+
+
+def test_a_service_is_nobodys_victim_and_keeps_its_reserve(checked: Check) -> None:
+    variables = copy.deepcopy(SHARED)
+    vision = variables["myriad_teams"]["vision"]
+    quota = vision["quota"]["serving"]
+    vision |= {"lend": {}, "reserve": {"serving": quota - 1}}
+    queues = by_name(objects(checked(variables, groups=GROUPS)), "ClusterQueue")
+    serving, training = queues["vision-serving"]["spec"], queues["vision-h100"]["spec"]
+    assert serving["preemption"]["withinClusterQueue"] == "Never"
+    assert training["preemption"]["withinClusterQueue"] == "LowerPriority"
+    assert serving["cohortName"] != training["cohortName"], "training can reclaim nothing there"
+    rows = {r["name"]: r for r in serving["resourceGroups"][0]["flavors"][0]["resources"]}
+    assert rows["nvidia.com/gpu"]["lendingLimit"] == "1"
