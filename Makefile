@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST := $(BIN)/pytest $(ARGS)
 
 .PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e \
-        bench-placement bench-bringup bench-prewarm bench-image bundle validate build clean
+        bench-placement bench-protection bench-scheduling bench-bringup bench-prewarm bench-image bundle validate build clean
 
 help: ## list the verbs
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ test-full: check ## make test and the slow tests, for the night (about three hou
 
 bench-placement: env ## one placement decision at 10,000 and 50,000 GPUs, as JSON lines
 	@$(BIN)/python -m tests.scale.bench_placement $(ARGS)
+
+bench-protection: env ## a 128-node gang in a pool kept full, with and without a protected domain (simulated), as JSON lines
+	@$(BIN)/python -m myriad.bench.protection $(ARGS)
 
 bench-prewarm: env ## a 10 GB image to 1,250 and 5,000 nodes: waves, all at once, one by one, as JSON lines
 	@$(BIN)/python -m myriad.bench.prewarm $(ARGS)
