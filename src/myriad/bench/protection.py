@@ -1,9 +1,10 @@
 """A gang of many nodes in a pool that small jobs keep full, with and without a protected domain.
 
 `make bench-protection`. The same drawn jobs are played twice by `myriad.sim` for each seed: the planner, the rules of
-steering and the choice of the protected nodes are the real ones, Kueue's admission is a model of it. Small jobs come at random so that they ask
-for the given share of the pool; their lifetimes are those of the public trace (`myriad.sim.jobs`), or of a pods.csv
-that $MYRIAD_OPENB names, between one minute and `--most-hours`. The gang comes when the pool has filled.
+steering and the choice of the protected nodes are the real ones, Kueue's admission is a model of it. Small jobs come at
+random so that they ask for the given share of the pool; their lifetimes are those of the public trace
+(`myriad.sim.jobs`), or of a pods.csv in the folder that $MYRIAD_OPENB names, between one minute and `--most-hours`. The
+gang comes when the pool has filled.
 
 Prints JSON lines. For each seed and arm: when the gang started (null: never), by when limits and grace said that it
 would, the share of the pool's GPUs that ran jobs from the gang's submission to the end, and the small jobs that ended
