@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ GUARDED = [path for path, rule in RULES.items() if rule is not Rule.OPEN]
 
 HTTP = httpx.Client(timeout=20)
 """One for all: making a client reads every certificate of the machine."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_client(served: Served) -> Iterator[None]:
+    yield
+    # Before the server ends, so that it has nobody to wait for.
+    HTTP.close()
 
 
 def get(served: Served, path: str, token: str = "", **headers: str) -> httpx.Response:

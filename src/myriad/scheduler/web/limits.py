@@ -21,6 +21,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 HEADERS_MAX_BYTES = 32 * 1024
+HEADERS_MOST = 100
 PATH_MAX = 1024
 QUERY_MAX = 2048
 LOGIN_MAX_BYTES = 16 * 1024
@@ -166,6 +167,8 @@ class Limits:
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
         headers = scope["headers"]
+        if len(headers) > HEADERS_MOST or sum(len(name) + len(value) for name, value in headers) > HEADERS_MAX_BYTES:
+            return 431, f"a request may have {HEADERS_MOST} headers with {HEADERS_MAX_BYTES} bytes together"
         if len(scope.get("raw_path") or b"") > PATH_MAX or len(scope["query_string"]) > QUERY_MAX:
             return 414, f"the path may have {PATH_MAX} bytes and the query {QUERY_MAX}"
         lengths = [value for name, value in headers if name.lower() == b"content-length"]
