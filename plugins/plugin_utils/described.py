@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleError, AnsibleFilterError
 from myriad.errors import MyriadError
 from myriad.fleet import Checked, RawInventory, check, node_labels, objects_for_cluster_policy
+from myriad.fleet.access import access_objects
 from myriad.fleet.portrait_spec import portrait_specs
 from myriad.inventory import read_inventory
 
@@ -88,5 +89,6 @@ def _fleet(raw: RawInventory) -> dict[str, Any]:
         "pools": {name: pool.model_dump(mode="json") for name, pool in fleet.pools.items()},
         "capacity": dict(fleet.capacity),
         "objects": objects_for_cluster_policy(fleet),
+        "access": access_objects(fleet),
         "portraits": portrait_specs(fleet),
     }

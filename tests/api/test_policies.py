@@ -19,6 +19,7 @@ from apiserver import ControlPlane
 from jinja2 import Environment, FileSystemLoader
 
 from myriad.fleet import Fleet, check, objects_for_cluster_policy
+from myriad.fleet.access import access_objects
 from myriad.fleet.admission import DEFAULT_EFFECTS
 from myriad.fleet.source import inventory_from_groups
 
@@ -360,3 +361,54 @@ def test_kueue_takes_the_configuration_that_the_role_renders(tmp_path: Path) -> 
     assert read["fairSharing"]["preemptionStrategies"], "weights count only with fair sharing"
     assert (read["clientConnection"]["qps"], read["clientConnection"]["burst"]) == (50, 100)
     assert "Unable to load the configuration" in kueue_says(tmp_path, kueue_integrations=["batch/jobs"])
+
+
+def may(plane: ControlPlane, verb: str, group: str, resource: str, namespace: str = "", sub: str = "") -> bool:
+    """Whether somebody of team vision may do it, by the API server's own answer."""
+    attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace, "subresource": sub}
+    answer = httpx.post(
+        f"{plane.url}/apis/authorization.k8s.io/v1/subjectaccessreviews",
+        json={
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": "bob", "groups": ["myriad:vision"], "resourceAttributes": attributes},
+        },
+        headers={"Authorization": f"Bearer {plane.tokens['admin']}"},
+        verify=ssl.create_default_context(cafile=str(plane.ca)),
+    )
+    return bool(answer.json()["status"]["allowed"])
+
+
+def test_a_team_may_work_in_its_namespace_and_see_why_it_waits(plane: ControlPlane) -> None:
+    system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
+    plane.apply([system, *access_objects(fleet())])
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not may(plane, "create", "batch", "jobs", "vision"):
+        time.sleep(0.1)
+    kueue = "kueue.x-k8s.io"
+    for verb, group, resource, sub in (
+        ("create", "batch", "jobs", ""),
+        ("create", "kubeflow.org", "pytorchjobs", ""),
+        ("get", "", "pods", "log"),
+        ("list", kueue, "workloads", ""),
+        ("watch", "", "events", ""),
+    ):
+        assert may(plane, verb, group, resource, "vision", sub), resource
+        assert not may(plane, verb, group, resource, "other", sub), resource
+        assert not may(plane, verb, group, resource, "", sub), "not in all namespaces"
+    assert may(plane, "list", kueue, "clusterqueues") and may(plane, "list", "", "nodes")
+    assert may(plane, "get", kueue, "localqueues", "vision")
+    for verb, group, resource in (
+        ("update", kueue, "localqueues"),
+        ("patch", kueue, "workloads"),
+        ("create", "rbac.authorization.k8s.io", "rolebindings"),
+        ("delete", "networking.k8s.io", "networkpolicies"),
+        ("create", "", "serviceaccounts"),
+    ):
+        assert not may(plane, verb, group, resource, "vision"), resource
+    assert not may(plane, "get", "", "secrets", "myriad-system")
+
+
+def test_a_teams_namespace_takes_no_privileged_pods(plane: ControlPlane) -> None:
+    answer = ask(plane, pod(hostNetwork=True))
+    assert answer.status_code == 403 and "PodSecurity" in answer.text

@@ -14,6 +14,7 @@ from myriad.cli.output import console, emit_json, err_console
 from myriad.cli.validate import InventoryOption, JsonOption, as_document, print_problems, verdict
 from myriad.errors import InputError
 from myriad.fleet import check, objects_for_cluster_policy
+from myriad.fleet.access import access_objects
 from myriad.inventory import read_inventory
 
 FILES: Mapping[str, str] = {
@@ -28,6 +29,12 @@ FILES: Mapping[str, str] = {
     "ConfigMap": "site-policy.yml",
     "ValidatingAdmissionPolicy": "admission-policies.yml",
     "ValidatingAdmissionPolicyBinding": "admission-bindings.yml",
+    "ClusterRole": "access-roles.yml",
+    "ClusterRoleBinding": "access-readers.yml",
+    "Role": "access-page.yml",
+    "RoleBinding": "access-members.yml",
+    "NetworkPolicy": "access-networks.yml",
+    "LimitRange": "access-defaults.yml",
     "Queue": "volcano-queues.yml",
     "HyperNode": "volcano-hypernodes.yml",
 }
@@ -55,7 +62,7 @@ def register(app: typer.Typer) -> None:
                 print_problems(checked.problems)
                 err_console.print(verdict(checked, time.monotonic() - started), markup=False)
             raise typer.Exit(1)
-        written = write_objects(objects_for_cluster_policy(checked.fleet), out)
+        written = write_objects([*objects_for_cluster_policy(checked.fleet), *access_objects(checked.fleet)], out)
         elapsed_s = time.monotonic() - started
         if as_json:
             emit_json(

@@ -239,6 +239,7 @@ class Team(Part):
         notify: who is told about preemptions and budgets: targets of `myriad_notify`.
         groups: groups of people who belong to it, as the cluster's login names them. Without any, `myriad:TEAM`.
         users: people who belong to it by their own name.
+        pod_security: what its pods may ask of a node (Kubernetes' Pod Security Standards).
     """
 
     namespaces: Annotated[tuple[Namespace, ...], BeforeValidator(items("namespaces"))] = ()
@@ -258,6 +259,9 @@ class Team(Part):
         tuple[Subject, ...], BeforeValidator(items("groups of the cluster's login", "[oidc:vision]"))
     ] = ()
     users: Annotated[tuple[Subject, ...], BeforeValidator(items("users of the cluster's login", "[oidc:alice]"))] = ()
+    pod_security: Annotated[
+        Literal["restricted", "baseline", "privileged"], BeforeValidator(one_of("restricted", "baseline", "privileged"))
+    ] = "baseline"
 
 
 class Cohort(Part):

@@ -52,7 +52,8 @@ def namespaces(fleet: model.Fleet) -> list[KubeObject]:
     made = []
     for name, team in sorted(fleet.teams.items()):
         for namespace in sorted(set(team.namespaces)):
-            body = _object("v1", "Namespace", namespace, labels={TEAM_LABEL: name})
+            security = {"pod-security.kubernetes.io/enforce": team.pod_security}
+            body = _object("v1", "Namespace", namespace, labels={TEAM_LABEL: name, **security})
             body["metadata"]["annotations"] = {POOLS_ANNOTATION: ",".join(sorted(team.quota))}
             made.append(body)
     return made

@@ -176,7 +176,7 @@ EXPECTED: dict[str, list[str]] = {
         (
             "group_vars/all/teams.yml:2: myriad_teams.vision.wieght: is not a key that is known here; did "
             'you mean "weight"? (allowed: namespaces, quota, weight, cohort, borrow, lend, reserve, '
-            "gpu_hours, projects, notify, groups, users)"
+            "gpu_hours, projects, notify, groups, users, pod_security)"
         ),
     ],
     "location-depth": [
@@ -308,7 +308,8 @@ EXPECTED: dict[str, list[str]] = {
         ),
         (
             "group_vars/all/teams.yml:2: myriad_teams.vision: is 16; it is a mapping with the keys "
-            "namespaces, quota, weight, cohort, borrow, lend, reserve, gpu_hours, projects, notify, groups, users"
+            "namespaces, quota, weight, cohort, borrow, lend, reserve, gpu_hours, projects, notify, groups, users, "
+            "pod_security"
         ),
     ],
     "team-without-namespace": [

@@ -222,7 +222,7 @@ def test_a_wrong_value_never_hides_another_one_of_the_same_team(said: Said) -> N
         "myriad_teams.vision.quota.h100: is -8; a quota is 0 or more GPUs",
         'myriad_teams.vision.quota.h20: "h20" is not a pool; known: h100',
         "myriad_teams.vision.spam: is not a key that is known here (allowed: namespaces, quota, weight, cohort, "
-        "borrow, lend, reserve, gpu_hours, projects, notify, groups, users)",
+        "borrow, lend, reserve, gpu_hours, projects, notify, groups, users, pod_security)",
         'myriad_teams.vision.weight: is "heavy"; a weight is a number above 0 (2 gets twice the share of 1)',
     ]
 
