@@ -101,9 +101,10 @@ class Evidence:
 
 def in_order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     """Causes in the order to mend them, each sentence once."""
-    seen: dict[str, Cause] = {}
+    seen: dict[Any, Cause] = {}
     for cause in causes:
-        seen.setdefault(cause.text, cause)
+        claim = cause.numbers.get("claim")
+        seen.setdefault((cause.layer, claim) if claim else cause.text, cause)
     return tuple(sorted(seen.values(), key=lambda c: _RANK.get(c.layer, len(_RANK))))
 
 

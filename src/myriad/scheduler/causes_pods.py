@@ -189,6 +189,7 @@ def volume_causes(evidence: Evidence) -> list[Cause]:
                     "volume",
                     f"PersistentVolumeClaim {name} not found: the pods name it and the namespace has none of that name",
                     (f"create the PersistentVolumeClaim {name}, or correct the job's volumes",),
+                    {"claim": name},
                 )
             )
             continue
@@ -324,6 +325,7 @@ def _scheduler_cause(pod: Json) -> Cause | None:
                     "volume",
                     f"PersistentVolumeClaim {name} {m['what']}",
                     (f"create the PersistentVolumeClaim {name}, or correct the job's volumes",),
+                    {"claim": name},
                 )
             if _TAKEN_BY_PVC.search(message):
                 return Cause(

@@ -46,6 +46,7 @@ class Looking:
         evidence: what was read beside the cache.
         now: the time.
         missing: kinds that the caller may not read, by plural name.
+        evicted: jobs that may be stopping for this one; None = all that the cache has.
     """
 
     cache: Cache
@@ -53,6 +54,7 @@ class Looking:
     evidence: Evidence
     now: datetime
     missing: frozenset[str] = frozenset()
+    evicted: Sequence[WorkloadView] | None = None
 
 
 def queue_causes(ask: Looking, queue_name: str) -> list[Cause]:
@@ -114,9 +116,7 @@ def _stop(body: Json, what: str, ask: Looking) -> Cause | None:
     return Cause(
         "queue",
         f"{what} is stopped ({policy}{by}{until}){why}{rest}",
-        (f"wait until {notes[HOLD_UNTIL]}",)
-        if until
-        else (f"whoever stopped it sets its stopPolicy back to None{by}",),
+        (f"wait until {notes[HOLD_UNTIL]}",) if until else ("whoever stopped it sets its stopPolicy back to None",),
     )
 
 
@@ -394,11 +394,17 @@ def resource_numbers(cache: Cache, queue_name: str, resource: str) -> str:
     return f" ({float(nominal):g} in all, {float(used):g} in use)"
 
 
-def preempted_for(cache: Cache, view: WorkloadView) -> list[WorkloadView]:
+def evicted_jobs(cache: Cache) -> list[WorkloadView]:
+    """Jobs that are evicted and may still be stopping."""
+    return [v for v in cache.views() if v.evicted and not v.finished]
+
+
+def preempted_for(ask: Looking, view: WorkloadView) -> list[WorkloadView]:
     """Jobs that were preempted for this one and have not left their nodes yet."""
+    cache = ask.cache
     found = []
-    for other in cache.views():
-        if not other.evicted or other.finished or other.key == view.key:
+    for other in evicted_jobs(cache) if ask.evicted is None else ask.evicted:
+        if other.key == view.key:
             continue
         body = cache.object(WORKLOADS, other.key) or {}
         for condition in (body.get("status") or {}).get("conditions") or []:

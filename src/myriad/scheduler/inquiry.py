@@ -181,14 +181,17 @@ def _root_cohort(cache: Cache, name: str) -> str:
     return name
 
 
-def quota_view(cache: Cache, view: WorkloadView, *, now: datetime) -> QuotaView | None:
-    """The ledger and the queue that a Workload stands in; None where its queue is unknown."""
+def quota_view(cache: Cache, view: WorkloadView, *, now: datetime, names: bool = True) -> QuotaView | None:
+    """The ledger and the queue that a Workload stands in; None where its queue is unknown.
+
+    Without `names` who is ahead and who holds what is left out: that is what costs.
+    """
     name = cache.cluster_queue_of(view)
     queue = cache.object(CLUSTER_QUEUES, name) if name else None
     if queue is None:
         return None
     amounts = gpu_amounts(cache, queue)
-    in_queue = cache.waiting().get(name, []) if view.waiting else []
+    in_queue = cache.waiting().get(name, []) if view.waiting and names else []
     position = next((i + 1 for i, other in enumerate(in_queue) if other.key == view.key), 0)
     labels = queue["metadata"].get("labels") or {}
     in_cohort = bool(queue["spec"].get("cohortName"))
@@ -209,7 +212,7 @@ def quota_view(cache: Cache, view: WorkloadView, *, now: datetime) -> QuotaView 
             AheadJob(v.gang.name, v.gang.namespace, v.gang.gpus, v.gang.pods, i + 1)
             for i, v in enumerate(in_queue[: max(0, position - 1)])
         ),
-        holders=_running(cache, [name], now),
+        holders=_running(cache, [name], now) if names else (),
         stopped=_stopped(cache, view, queue),
     )
 

@@ -132,7 +132,7 @@ def _victims(ask: Looking, view: WorkloadView) -> tuple[Holder, ...]:
     if not view.waiting:
         return ()
     found = []
-    for other in preempted_for(ask.cache, view):
+    for other in preempted_for(ask, view):
         pods = [p for p in ask.cache.pods_of_workload(other) if p["metadata"].get("deletionTimestamp")]
         ends = max((ends_in_s(p, ask.now) for p in pods), default=0.0)
         team = other.gang.team or other.gang.namespace
@@ -238,7 +238,8 @@ def without_workload(ask: Looking, job: str) -> Answer:
     causes = list(causes_of(evidence, now=ask.now))
     managed = labels.get(QUEUE_LABEL)
     if result is None and (suspended or managed or not started):
-        causes += unmanaged_causes(ask, created)
+        # That Kueue made no Workload is news only where nothing says why.
+        causes += [c for c in unmanaged_causes(ask, created) if c.layer != "workload" or not causes]
     expected = gang.pods or len(pods)
     ready = sum(pod_ready(p) for p in pods)
     odd = list(odd_things(ask, pods, {}))

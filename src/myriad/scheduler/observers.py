@@ -110,6 +110,8 @@ def observers_of(parts: Surroundings) -> list[Observer]:
     """Every observer of the extension: one line each."""
     # Imported here: each observer is made from `Surroundings`.
     from myriad.scheduler.protecting import Protecting
+    from myriad.scheduler.telling import telling
 
     found: list[Observer] = [Protecting(parts)]
+    found.append(telling(parts.api, parts.cache, parts.events, parts.metrics.registry, parts.settings))
     return found

@@ -40,6 +40,7 @@ class Settings:
         ledger_url: database of the ledger (postgresql://user:password@host/database); empty: SQLite beside `decisions`.
         timezone: in which budget periods begin, an IANA name such as Europe/Berlin.
         event_interval_s: the least time between two Events of one reason on one object.
+        reason_writes_per_s: how fast first causes are written on jobs and Workloads at best.
         auth: how callers of the page and the API say who they are: "token", "proxy" (a token, or the word of a proxy
             that has logged people in) or "off" (nobody is asked, everything is shown). See docs/page.md.
         auth_user_header, auth_groups_header: where such a proxy writes the user and, separated by commas, the groups.
@@ -69,6 +70,7 @@ class Settings:
     ledger_url: str = ""
     timezone: str = "UTC"
     event_interval_s: float = 60.0
+    reason_writes_per_s: float = 50.0
     auth: str = "token"
     auth_user_header: str = "X-Forwarded-User"
     auth_groups_header: str = "X-Forwarded-Groups"

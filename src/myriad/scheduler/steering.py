@@ -20,7 +20,6 @@ from myriad.scheduler import attach, deadman
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, utc_now
 from myriad.scheduler.events import EventSink
-from myriad.scheduler.inquiry import first_sentence
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, place
 from myriad.scheduler.objects import PodSetUpdate, WorkloadView, seconds_since
@@ -38,7 +37,6 @@ log = logging.getLogger("myriad.steering")
 Json = dict[str, Any]
 
 REFUSED_ANNOTATION = "myriad.dev/refused"
-_TOLD_A_PASS = 20
 
 
 @dataclass(slots=True)
@@ -243,7 +241,7 @@ class Steering:
         now = self._cache.snapshot()
         doors = doors_of(self._cache, now, now=time.time())
         planning = Round(now, self._policy, passes=self._passes(doors), hashed=inputs_hash)
-        written = told = 0
+        written = 0
         for view in chosen:
             refusal = fits_ever(now, view.gang)
             if refusal is not None and _has_nodes(now, view.gang):
@@ -256,9 +254,6 @@ class Steering:
                 written += self._write(view, write)
             elif self._nudge_if_parked(view, now):
                 written += 1
-            if told < _TOLD_A_PASS:
-                _, sentence = first_sentence(self._cache, view, now, now=datetime.now(UTC))
-                told += self._tell_job(view, "MyriadWaiting", sentence)
         return written
 
     def _passes(self, doors: Doors | None) -> Callable[[WorkloadView], Passes] | None:

@@ -318,14 +318,6 @@ def test_where_the_pods_really_stand_is_recorded_once(world: Any, make: Any) -> 
     assert world.records("outcome")[-1].agree is False
 
 
-def test_the_waiting_sentence_is_told_once(world: Any, make: Any) -> None:
-    world.put(WORKLOADS, make.workload("first", pods=4, assigned={f"n{i}": 1 for i in range(4)}, admitted=True))
-    world.put(WORKLOADS, make.workload("a"))
-    world.run(4)
-    told = [e for e in world.api.events if e[:2] == ("Job/a", "MyriadWaiting")]
-    assert len(told) == 1 and "waits for quota: needs 16" in told[0][2]
-
-
 def test_a_disk_that_refuses_records_does_not_hold_gangs_up(
     world: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
