@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from myriad.cli import _cluster as cluster
-from myriad.errors import InputError, MyriadError
+from myriad.errors import InputError
 from myriad.jobs.request import PoolFacts
 from myriad.kube.client import LOCAL_QUEUES, Api, ApiError, ClusterUnreachableError, Resource
 from myriad.scheduler.policy import CONFIG_MAP, NAMESPACE, SitePolicy
@@ -61,26 +63,20 @@ def facts_for(
             known = f": {', '.join(teams)}" if teams else ", or --namespace"
             raise InputError("nobody is named whose job it is", hint=f"give --team{known}")
         team = teams[0]
-    api: Api | None = None
-    if not offline:
-        try:
-            api = cluster.reach(kubeconfig)
-        except ClusterUnreachableError:
-            if kubeconfig:
-                raise
     served: bool | None = None
     queues: list[str] | None = None
     says: list[str] = []
-    if api is not None:
-        try:
-            policy = policy or _of_cluster(api)
-            where = _namespace(team, namespace, policy)
-            served = _serves_pytorch(api)
-            queues = _queues(api, where)
-        except MyriadError as error:
-            if kubeconfig or isinstance(error, InputError):
-                raise
-            api = None
+    try:
+        if not offline:
+            with closing(cluster.reach(kubeconfig)) as api:
+                policy = policy or _of_cluster(api)
+                served = _serves_pytorch(api)
+                queues = _queues(api, _namespace(team, namespace, policy))
+    except ClusterUnreachableError as error:
+        # A template needs no cluster; one that was named on purpose has to answer.
+        if kubeconfig:
+            raise
+        if os.environ.get("KUBECONFIG"):
             says.append(f"the cluster does not answer, so it was not asked ({error.message})")
     where = _namespace(team, namespace, policy)
     chosen = _pool(pool, team, where, policy, queues)

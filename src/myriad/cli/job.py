@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -133,7 +134,13 @@ def submit(
     """Check a job against rules, quota, topology and budget, say what will happen, and create it. Exit 1: refused."""
     documents = [_placed(document, namespace) for document in read_paths([file])[0]]
     in_order(documents)  # Refuses kinds that are no job before anything is asked.
-    api = cluster.reach(kubeconfig)
+    with closing(cluster.reach(kubeconfig)) as api:
+        _submit(api, file, documents, namespace=namespace, dry_run=dry_run, as_json=as_json)
+
+
+def _submit(
+    api: Api, file: str, documents: Sequence[Document], *, namespace: str | None, dry_run: bool, as_json: bool
+) -> None:
     cache, missing = _cache(api)
     context, sure = _context(api, cache, missing, {str(d.body["metadata"]["namespace"]) for d in documents})
     scene = scene_of(documents, context=context, sure=sure)

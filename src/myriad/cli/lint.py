@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -89,7 +90,8 @@ def register(app: typer.Typer) -> None:
             (context if paths else given).extend(rendered)
             sure |= RENDERED
         if with_cluster or not (paths or inventory):
-            documents, complete, missing = live.read(cluster.reach(kubeconfig))
+            with closing(cluster.reach(kubeconfig)) as api:
+                documents, complete, missing = live.read(api)
             (context if paths or inventory else given).extend(documents)
             sure |= complete
             now = datetime.now(UTC)
