@@ -336,7 +336,7 @@ def legend() -> str:
             ("missing", "expected, not there (cross)"),
         )
     )
-    return f'<div class="legend"><div><h3>GPUs</h3><ul>{gpus}</ul></div><div><h3>Nodes</h3><ul>{nodes}</ul></div></div>'
+    return f'<div class="legend"><div><h2>GPUs</h2><ul>{gpus}</ul></div><div><h2>Nodes</h2><ul>{nodes}</ul></div></div>'
 
 
 def _map_view(data: Json, frame: Frame) -> str:
