@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
+import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from myriad.kube.client import Api
 
 
 class Metrics:
@@ -54,3 +59,34 @@ class Metrics:
             buckets=(0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
             registry=self.registry,
         )
+        self.requests = Histogram(
+            "myriad_page_request_seconds",
+            "Answers of the page and its API, by route and status",
+            ["route", "status"],
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+            registry=self.registry,
+        )
+        self.api_seconds = Histogram(
+            "myriad_kube_request_seconds",
+            "From a request to the Kubernetes API until its answer begins, by method and status",
+            ["method", "status"],
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+            registry=self.registry,
+        )
+
+    def follow(self, api: Api) -> None:
+        """Count what the Kubernetes API answers to this client, and how soon."""
+
+        def sent(request: httpx.Request) -> None:
+            request.extensions["myriad_sent"] = time.monotonic()
+
+        def answered(response: httpx.Response) -> None:
+            begun = response.request.extensions.get("myriad_sent")
+            if begun is not None:
+                labels = (response.request.method, f"{response.status_code // 100}xx")
+                self.api_seconds.labels(*labels).observe(time.monotonic() - begun)
+
+        # httpx's own hooks: they see retries too, which the caller does not.
+        client = getattr(api, "_client", None)
+        if isinstance(client, httpx.Client):
+            client.event_hooks = {"request": [sent], "response": [answered]}

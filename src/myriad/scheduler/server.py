@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from myriad.scheduler.web.limits import (
     Limits,
 )
 from myriad.scheduler.web.reports import PATIENCE_S
+from myriad.scheduler.web.state_metrics import StateCollector
 from myriad.scheduler.web.stream import SECTIONS, Documents, Hub, TooManyStreams
 
 log = logging.getLogger("myriad.web")
@@ -111,6 +113,15 @@ class Server:
         self._reviews = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="review")
         self._scopes: dict[Any, Cache] = {}
         self._waiting = 0
+        parts.metrics.registry.register(
+            StateCollector(
+                parts.cache,
+                report=lambda: self.source.reports.last(EVERYTHING.key),
+                stream=self.hub.snapshot,
+                leads=lambda: parts.leader()[1],
+            )
+        )
+        parts.metrics.follow(parts.api)
         self.endpoints = self._endpoints()
         self.description = openapi(self.endpoints, version=own_version())
 
@@ -223,10 +234,15 @@ class Server:
         """The route of an endpoint."""
 
         async def serve(request: Request) -> Response:
+            begun = time.monotonic()
             try:
-                return await self._serve(endpoint, request)
+                response = await self._serve(endpoint, request)
             except (MyriadError, HTTPException) as error:
-                return self._refused(endpoint, request, error)
+                response = self._refused(endpoint, request, error)
+            if not endpoint.light:
+                took = self.parts.metrics.requests.labels(endpoint.path, str(response.status_code))
+                took.observe(time.monotonic() - begun)
+            return response
 
         return Route(endpoint.path, serve, methods=["GET"], name=endpoint.path)
 

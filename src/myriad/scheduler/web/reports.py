@@ -73,6 +73,12 @@ class Reports:
         except FutureTimeoutError:
             return last
 
+    def last(self, key: Hashable) -> Report | None:
+        """The newest report that is made already, however old."""
+        with self._lock:
+            kept = self._kept.get(key)
+            return kept.report if kept else None
+
     def _good(self, kept: _Kept) -> bool:
         age = self._clock() - kept.made
         return age < _SHARE * kept.took_s or (kept.version == self._version() and age < _TICK_S * 5)
