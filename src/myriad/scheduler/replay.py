@@ -47,14 +47,28 @@ def inputs_hash(
     return f"sha256:{h.hexdigest()}"
 
 
+def nodes_data(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """The nodes as JSON-able data."""
+    return [asdict(n) for n in snapshot.nodes]
+
+
 def inputs_of(
-    snapshot: Snapshot, gang: Gang, policy: PlacementPolicy, *, node_penalty: FloatArray | None = None
+    snapshot: Snapshot,
+    gang: Gang,
+    policy: PlacementPolicy,
+    *,
+    node_penalty: FloatArray | None = None,
+    nodes: bool = True,
+    digest: str = "",
 ) -> dict[str, Any]:
-    """The inputs of one decision as JSON-able data: what is used is kept by node, not by pod."""
+    """The inputs of one decision as JSON-able data: what is used is kept by node, not by pod.
+
+    Without ``nodes`` they are left out, for those who keep them apart; ``digest`` is the hash, where it is known.
+    """
     return {
         "format": FORMAT,
         "levels": list(snapshot.levels),
-        "nodes": [asdict(n) for n in snapshot.nodes],
+        **({"nodes": nodes_data(snapshot)} if nodes else {}),
         "used": {
             node.name: {r: int(a) for r, a in zip(snapshot.resources, column, strict=True) if a}
             for node, column in zip(snapshot.nodes, snapshot.used.T, strict=True)
@@ -62,7 +76,7 @@ def inputs_of(
         "gang": asdict(gang),
         "policy": asdict(policy),
         "penalty": None if node_penalty is None else [float(x) for x in node_penalty],
-        "hash": inputs_hash(snapshot, gang, policy, node_penalty=node_penalty),
+        "hash": digest or inputs_hash(snapshot, gang, policy, node_penalty=node_penalty),
     }
 
 

@@ -20,6 +20,7 @@ from myriad.scheduler import attach, deadman
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, utc_now
 from myriad.scheduler.events import EventSink
+from myriad.scheduler.inputs import Keeper
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, place
 from myriad.scheduler.objects import PodSetUpdate, WorkloadView, seconds_since
@@ -70,6 +71,7 @@ class Steering:
         events: where people are told.
         metrics: what is counted.
         policy: the planner's inputs.
+        inputs: keeps what decisions were made on, for `myriad replay`; None = nobody does.
         clock: monotonic seconds.
     """
 
@@ -83,6 +85,7 @@ class Steering:
         events: EventSink,
         metrics: Metrics,
         policy: PlacementPolicy | None = None,
+        inputs: Keeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
@@ -96,6 +99,7 @@ class Steering:
         self._memory: dict[str, _Memory] = {}
         self._nudges: dict[str, _QueueNudge] = {}
         self._versions = {"myriad": own_version()}
+        self._inputs = inputs
 
     def run_pass(self) -> int:
         """One pass over all Workloads; the number of changes written."""
@@ -240,7 +244,9 @@ class Steering:
         chosen.sort(key=lambda v: (-v.gang.priority, v.created, not led_to(v), v.gang.uid))
         now = self._cache.snapshot()
         doors = doors_of(self._cache, now, now=time.time())
-        planning = Round(now, self._policy, passes=self._passes(doors), hashed=inputs_hash)
+        planning = Round(
+            now, self._policy, passes=self._passes(doors), hashed=self._inputs.hashed if self._inputs else inputs_hash
+        )
         written = 0
         for view in chosen:
             refusal = fits_ever(now, view.gang)
@@ -382,6 +388,8 @@ class Steering:
 
     def _record_steered(self, view: WorkloadView, updates: tuple[PodSetUpdate, ...]) -> None:
         memory = self._remember(view)
+        if self._inputs is not None:
+            self._inputs.keep(memory.inputs)
         self._record(
             record_of(
                 view.gang,
