@@ -50,11 +50,36 @@ MIRROR = {
 pytestmark = [apiserver.AT_HAND]
 
 
+def rights() -> list[Json]:
+    """What a member of a team may do (role team_access): jobs in its own namespace, and a look at the rest."""
+    rbac = "rbac.authorization.k8s.io"
+    jobs = {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]}
+    beside = {"apiGroups": [""], "resources": ["pods", "services"], "verbs": ["get", "list", "create", "delete"]}
+    queues = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads", "localqueues"], "verbs": ["get", "list"]}
+    nodes = {"apiGroups": [""], "resources": ["nodes", "namespaces"], "verbs": ["get", "list"]}
+    rest = ["clusterqueues", "resourceflavors", "topologies", "cohorts", "admissionchecks", "workloadpriorityclasses"]
+    kueue = {"apiGroups": ["kueue.x-k8s.io"], "resources": rest, "verbs": ["get", "list"]}
+    found = []
+    for kind, rules in (("Role", [jobs, beside, queues]), ("ClusterRole", [nodes, kueue])):
+        place = {"namespace": "vision"} if kind == "Role" else {}
+        found += [
+            {"apiVersion": f"{rbac}/v1", "kind": kind, "metadata": {"name": "member", **place}, "rules": rules},
+            {
+                "apiVersion": f"{rbac}/v1",
+                "kind": f"{kind}Binding",
+                "metadata": {"name": "member", **place},
+                "roleRef": {"apiGroup": rbac, "kind": kind, "name": "member"},
+                "subjects": [{"apiGroup": rbac, "kind": "User", "name": "alice"}],
+            },
+        ]
+    return found
+
+
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with apiserver.control_plane(tmp_path_factory.mktemp("jobs") / "plane") as running:
+    with apiserver.control_plane(tmp_path_factory.mktemp("jobs") / "plane", users=["alice"]) as running:
         nodes = [fake_node(f"g{i}", ("hall1", "b1", f"r{i // 2}")) for i in range(4)]
-        running.apply([*nodes, *queue_objects(gpus=24), NORMAL, MIRROR])
+        running.apply([*nodes, *queue_objects(gpus=24), NORMAL, MIRROR, *rights()])
         running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
         yield running
 
@@ -66,10 +91,11 @@ def api(plane: ControlPlane) -> Iterator[Api]:
     client.close()
 
 
-def myriad(plane: ControlPlane, *arguments: str, stdin: str | None = None) -> tuple[int, str]:
+def myriad(plane: ControlPlane, *arguments: str, stdin: str | None = None, user: str = "") -> tuple[int, str]:
     """Exit code and standard output of `myriad ...`; an error's text instead where it ends in one."""
     app = build_app(arguments[0])
-    done = CliRunner().invoke(app, [*arguments, "--kubeconfig", str(plane.kubeconfig)], input=stdin)
+    credentials = plane.kubeconfig_for(user) if user else plane.kubeconfig
+    done = CliRunner().invoke(app, [*arguments, "--kubeconfig", str(credentials)], input=stdin)
     if isinstance(done.exception, MyriadError):
         return done.exception.exit_code, str(done.exception)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -173,6 +199,26 @@ def test_an_elastic_job_is_admitted_with_what_is_free(plane: ControlPlane, api: 
     )
     assert job["spec"]["completions"] == 1, "the number of ranks follows"
     clear(api, "base", "el")
+
+
+def test_a_member_of_a_team_submits_with_its_own_rights(plane: ControlPlane, api: Api) -> None:
+    first = new(plane, "ann", "--nodes", "2", "--gpus", "8")
+    code, text = myriad(plane, "job", "submit", "-", stdin=first, user="alice")
+    assert code == 0 and text.startswith("ann: its quota is free. 2 x 8 H100"), text
+    assert "may not read other teams' pods" in text
+    until(lambda: admitted(api, "ann"), "ann is admitted")
+    second = new(plane, "bea", "--nodes", "2", "--gpus", "8")
+
+    def waits() -> bool:
+        code, text = myriad(plane, "job", "submit", "-", "--dry-run", stdin=second, user="alice")
+        return code == 0 and text.startswith("bea: waits for quota: needs 16 H100, vision has 24, 16 in use")
+
+    until(waits, "Kueue has written what is given out into the queue's status")
+    code, text = myriad(
+        plane, "job", "submit", "-", stdin=second.replace("namespace: vision", "namespace: speech"), user="alice"
+    )
+    assert code == 1 and "forbidden" in text and "nothing was created" in text
+    clear(api, "ann")
 
 
 def test_lint_looks_at_the_cluster(plane: ControlPlane, api: Api) -> None:

@@ -4,46 +4,34 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from myriad.cli import _cluster as cluster
+from myriad.cli import _job_view as view
 from myriad.cli._job_facts import Facts, facts_for
 from myriad.cli.lint import read_paths
 from myriad.cli.output import console, emit_json, err_console
 from myriad.errors import InputError, MyriadError
-from myriad.jobs.judge import Balance, Verdict, judge
+from myriad.jobs.judge import Verdict, judge
 from myriad.jobs.render import render, to_yaml
 from myriad.jobs.request import FORMS, UNNAMED_IMAGE, Form, Request, checked, parse_elastic, parse_hours
 from myriad.jobs.submit import create, in_order
-from myriad.kube.client import Api, ApiError, Resource
+from myriad.kube.client import Api
 from myriad.lint import findings, scene_of
 from myriad.lint.documents import Document
 from myriad.lint.rule import Finding
 from myriad.lint.works import Work, works
-from myriad.scheduler.cache import FOLLOWED, Cache
+from myriad.scheduler.cache import Cache
 
 Json = dict[str, Any]
 
 ADMISSION_S = 2.0
-#: What lint needs beside the cache: small kinds that say whether a job's words mean anything here.
-_BESIDE = (
-    Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False),
-    Resource("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
-    Resource("scheduling.volcano.sh", "v1beta1", "queues", "Queue", namespaced=False),
-)
-_IN_NAMESPACE = (
-    Resource("", "v1", "resourcequotas", "ResourceQuota"),
-    Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
-)
-#: Kinds of the cache that lint looks at; pods are too many, and no rule about a new job asks for them.
-_FROM_CACHE = frozenset({"Node", "LocalQueue", "ClusterQueue", "Cohort", "Namespace", "ResourceFlavor", "Topology"})
 
 
 def register(app: typer.Typer) -> None:
@@ -141,8 +129,9 @@ def submit(
 def _submit(
     api: Api, file: str, documents: Sequence[Document], *, namespace: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    cache, missing = _cache(api)
-    context, sure = _context(api, cache, missing, {str(d.body["metadata"]["namespace"]) for d in documents})
+    namespaces = sorted({str(document.body["metadata"]["namespace"]) for document in documents})
+    cache, missing = view.cache_of(api, namespaces)
+    context, sure = view.context_of(api, cache, missing, namespaces)
     scene = scene_of(documents, context=context, sure=sure)
     jobs = [work for work in works(scene) if work.thing.given]
     if not jobs:
@@ -235,7 +224,7 @@ def _tell(
 
 
 def _verdict(
-    api: Api, cache: Cache, work: Work, found: Sequence[Finding], missing: Sequence[str], now: datetime
+    api: Api, cache: Cache, work: Work, found: Sequence[Finding], missing: Collection[str], now: datetime
 ) -> Verdict:
     errors = [f for f in found if f.severity == "error" and f.object == work.thing.title]
     if errors:
@@ -248,7 +237,7 @@ def _verdict(
                 *(line for f in rest for line in (f"also: it {f.message} [{f.rule}]", f"change: {f.change}")),
             ),
         )
-    return judge(cache, work, missing=missing, balance=_balance(api, cache, work), now=now)
+    return judge(cache, work, missing=missing, balance=view.balance_of(api, cache, work), now=now)
 
 
 def _placed(document: Document, namespace: str | None) -> Document:
@@ -272,79 +261,13 @@ def _placed(document: Document, namespace: str | None) -> Document:
     return Document(body, document.file, document.node, document.offset, document.doubled)
 
 
-def _cache(api: Api) -> tuple[Cache, list[str]]:
-    try:
-        return cluster.read_cluster(api)
-    except ApiError:
-        raise
-    except MyriadError as error:
-        if error.where != api.base_url:
-            raise
-        return Cache(check_name=cluster.CHECK), [resource.plural for resource in FOLLOWED]
-
-
-def _context(api: Api, cache: Cache, missing: Sequence[str], namespaces: set[str]) -> tuple[list[Document], set[str]]:
-    """What the job's words may refer to, and the kinds of which all objects are known."""
-    documents: list[Document] = []
-    sure: set[str] = set()
-    for resource in FOLLOWED:
-        if resource.kind in _FROM_CACHE and resource.plural not in missing:
-            documents += [_document(resource, item) for item in cache.listing(resource)]
-            sure.add(resource.kind)
-    for resource in _BESIDE:
-        items = _list(api, resource, None)
-        if items is not None:
-            documents += [_document(resource, item) for item in items]
-            sure.add(resource.kind)
-    for resource in _IN_NAMESPACE:
-        found = [_list(api, resource, name) for name in sorted(namespaces)]
-        if all(items is not None for items in found):
-            documents += [_document(resource, item) for items in found for item in items or []]
-            sure.add(resource.kind)
-    return documents, sure
-
-
-def _list(api: Api, resource: Resource, namespace: str | None) -> list[Json] | None:
-    try:
-        return api.list(resource, namespace=namespace)[0]
-    except ApiError as error:
-        if error.status in (401, 403, 404):
-            return None
-        raise
-
-
-def _document(resource: Resource, item: Json) -> Document:
-    return Document({"apiVersion": resource.api_version, "kind": resource.kind, **item})
-
-
-def _balance(api: Api, cache: Cache, work: Work) -> Balance | None:
-    """GPU-hours left, from the extension; None where it does not answer or nothing is budgeted."""
-    policy = cache.policy()
-    team = next((name for name, rules in policy.teams.items() if work.thing.namespace in rules.namespaces), "")
-    if not team or work.queue not in policy.teams[team].gpu_hours:
-        return None
-    answer = cluster.ask_extension(api, "/v1/budgets", {"team": team})
-    rows = answer.get("budgets") if isinstance(answer, dict) else answer
-    for row in rows if isinstance(rows, list) else []:
-        if (
-            isinstance(row, dict)
-            and row.get("pool") == work.queue
-            and not row.get("project")
-            and row.get("left_h") is not None
-        ):
-            return Balance(
-                Decimal(str(row["left_h"])), str(row.get("period") or "month"), str(row.get("period_end") or "")[:10]
-            )
-    return None
-
-
 def _admitted(api: Api, work: Work) -> bool:
     """Whether Kueue has admitted the job within a moment."""
     from myriad.kube.client import WORKLOADS
 
     until = time.monotonic() + ADMISSION_S
     while time.monotonic() < until:
-        for item in _list(api, WORKLOADS, work.thing.namespace) or []:
+        for item in view.listed(api, WORKLOADS, work.thing.namespace) or []:
             owners = item["metadata"].get("ownerReferences") or []
             if any(o.get("kind") == work.thing.kind and o.get("name") == work.thing.name for o in owners):
                 conditions = (item.get("status") or {}).get("conditions") or []

@@ -6,21 +6,21 @@ that the answer before is the answer afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
 
-from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES, NAMESPACES
+from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES, NAMESPACES, NODES
 from myriad.lint.rules_leaving import CHECKPOINT_INTERVAL, MAX_EXEC_TIME, seconds_of
 from myriad.lint.works import MIN_PARALLELISM, Work
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.facts import QuotaView
-from myriad.scheduler.inquiry import outcome_of, quota_view
-from myriad.scheduler.model import POOL_LABEL, Gang, Plan, Refusal, gpus_words, place
+from myriad.scheduler.inquiry import PLACEMENT, QUOTA, gpu_amounts, outcome_of, quota_view
+from myriad.scheduler.model import POOL_LABEL, Gang, Plan, Refusal, gpus_words, is_gpu_resource, parse_quantity, place
 from myriad.scheduler.objects import TEAM_LABEL, WorkloadView, workload_view
-from myriad.scheduler.placement import gpu_name_of, plan_elastic
+from myriad.scheduler.placement import fits_ever, gpu_name_of, plan_elastic
 from myriad.scheduler.policy import PoolPolicy
 from myriad.scheduler.words import duration, ordinal
 
@@ -95,7 +95,7 @@ def workload_of(work: Work, *, priority: int = 0) -> Json:
 
 
 def judge(
-    cache: Cache, work: Work, *, missing: Sequence[str] = (), balance: Balance | None = None, now: datetime
+    cache: Cache, work: Work, *, missing: Collection[str] = (), balance: Balance | None = None, now: datetime
 ) -> Verdict:
     """What will become of a job.
 
@@ -133,10 +133,14 @@ def judge(
     if refused:
         return Verdict("refused", refused, tuple(notes), numbers)
     quota = quota_view(cache, view, now=now)
+    if quota is not None and QUOTA in missing:
+        quota = by_status(cache, queue, quota)
     impossible = _quota_never(quota, view.gang, name)
     if impossible:
         return Verdict("refused", impossible, tuple(notes), numbers)
-    outcome = None if "nodes" in missing else outcome_of(snapshot, view.gang)
+    outcome: Plan | Refusal | None = None
+    if NODES.plural not in missing:
+        outcome = fits_ever(snapshot, view.gang) if PLACEMENT in missing else outcome_of(snapshot, view.gang)
     if isinstance(outcome, Refusal) and outcome.kind == "never":
         return Verdict("refused", outcome.sentence, (*notes, *outcome.unblocks), {**numbers, **outcome.numbers})
     if isinstance(outcome, Refusal) and any(p.min_count for p in view.gang.podsets):
@@ -151,9 +155,35 @@ def judge(
     if waits:
         return Verdict("waits", f"{waits}{cost_text}", tuple(notes), numbers)
     if outcome is None:
-        notes.append("these credentials may not read nodes, so its place was not looked at")
+        unseen = "nodes" if NODES.plural in missing else "other teams' pods, and the extension does not answer"
+        notes.append(f"these credentials may not read {unseen}: where it fits was not looked at")
         return Verdict("fits", f"its quota is free. {_size(view.gang, name)}{cost_text}", tuple(notes), numbers)
     return Verdict("fits", f"fits now. {_placed(outcome, view.gang, name)}{cost_text}", tuple(notes), numbers)
+
+
+def by_status(cache: Cache, queue: Json, quota: QuotaView) -> QuotaView:
+    """The quota by what Kueue wrote into the ClusterQueues' status: for those who do not see other teams' Workloads."""
+    used = _reserved(queue)
+    cohort, pool = queue["spec"].get("cohortName") or "", (queue["metadata"].get("labels") or {}).get(POOL_LABEL)
+    free = 0
+    for other in cache.listing(CLUSTER_QUEUES) if cohort else ():
+        labels = other["metadata"].get("labels") or {}
+        same = other["spec"].get("cohortName") == cohort and labels.get(POOL_LABEL) == pool
+        if same and other["metadata"]["name"] != queue["metadata"]["name"]:
+            amounts = gpu_amounts(cache, other)
+            unused = amounts["nominal"] - _reserved(other)
+            free += min(unused, amounts["lend_limit"]) if amounts["lend_limit"] >= 0 else unused
+    return replace(quota, used=used, borrowed=max(0, used - quota.nominal), cohort_free=max(0, free))
+
+
+def _reserved(queue: Json) -> int:
+    """GPUs that a ClusterQueue has given out, by its status."""
+    return sum(
+        int(parse_quantity(resource.get("total") or 0))
+        for flavor in (queue.get("status") or {}).get("flavorsReservation") or []
+        for resource in flavor.get("resources") or []
+        if is_gpu_resource(resource.get("name") or "")
+    )
 
 
 def _team(cache: Cache, namespace: str) -> str:

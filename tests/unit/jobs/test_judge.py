@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from myriad.cli._job_view import add_others
 from myriad.jobs.judge import Balance, Verdict, judge
 from myriad.jobs.render import render
 from myriad.jobs.request import Form, Request
@@ -28,6 +29,7 @@ from myriad.lint import scene_of
 from myriad.lint.documents import Document
 from myriad.lint.works import works
 from myriad.scheduler.cache import Cache
+from myriad.scheduler.inquiry import PLACEMENT, QUOTA
 
 Json = dict[str, Any]
 NOW = datetime(2026, 11, 30, 5, 0, tzinfo=UTC)
@@ -244,3 +246,24 @@ def test_what_these_credentials_may_not_read_is_said() -> None:
     said = site.says(missing=("clusterqueues", "nodes"))
     assert said.state == "unknown" and "may not read clusterqueues" in said.sentence
     assert site.says().state == "refused"
+
+
+def test_a_plain_user_hears_the_quota_by_the_queues_status() -> None:
+    """Such a user sees no other team's Workloads and pods; Kueue writes what is given out into the queue itself."""
+    site = Site(quota=24)
+    hidden = (QUOTA, PLACEMENT)
+    assert site.says(missing=hidden).sentence.startswith("its quota is free. 2 x 8 H100")
+    queue = site.cache.object(CLUSTER_QUEUES, "vision-h100")
+    assert queue is not None
+    given = [{"name": "h100", "resources": [{"name": "nvidia.com/gpu", "total": "16"}, {"name": "cpu", "total": "8"}]}]
+    site.put(CLUSTER_QUEUES, {**queue, "status": {"flavorsReservation": given}})
+    said = site.says(missing=hidden)
+    assert said.state == "waits" and "vision has 24, 16 in use" in said.sentence
+    assert site.says(missing=hidden, gpus=16).state == "refused", "what no node can hold is known from the nodes alone"
+
+
+def test_gpus_that_others_use_are_told_by_the_extension() -> None:
+    site = Site()
+    add_others(site.cache, {f"n{i}": {"used": 8} for i in range(3)} | {"gone": {"used": 8}, "n3": {"used": 0}})
+    assert site.says(nodes=1).sentence.startswith("fits now. 1 x 8 H100 in hall1/b1/r1/n3 (one node)")
+    assert site.says(nodes=2).state == "waits"
