@@ -53,12 +53,14 @@ class Served:
         url: where it answers.
         cache: what it shows; changes are followed.
         server: `app.state.server` of it.
+        evictions: records that it shows; may be added to.
     """
 
     url: str
     cache: Cache
     book: RecordBook
     server: Any
+    evictions: list[Json]
 
 
 @contextlib.contextmanager
@@ -82,6 +84,7 @@ def serve(
         auth or AuthSettings(mode="off"),
         namespaces=lambda: {view.gang.namespace for view in cache.views()},
     )
+    evictions: list[Json] = []
     app = build_app(
         Parts(
             api=api,
@@ -92,6 +95,7 @@ def serve(
             not_ready=list,
             faults=list,
             leader=lambda: ("myriad-scheduler-0", True),
+            evictions=lambda: evictions,
         )
     )
     with socket.socket() as probe:
@@ -106,7 +110,7 @@ def serve(
             if time.monotonic() > deadline or not thread.is_alive():
                 raise MyriadError("the server did not start", where=f"127.0.0.1:{port}")
             time.sleep(0.02)
-        yield Served(f"http://127.0.0.1:{port}", cache, book, app.state.server)
+        yield Served(f"http://127.0.0.1:{port}", cache, book, app.state.server, evictions)
     finally:
         server.should_exit = True
         thread.join(timeout=10)

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from myriad.scheduler.explain import duration
 from myriad.scheduler.web.rows import NODE_STATES
+from myriad.scheduler.web.scope import THEIR_JOB
 
 Json = dict[str, Any]
 
@@ -23,11 +24,17 @@ TITLES = {
     "queue": "Queue and quotas",
     "map": "Cluster map",
     "decisions": "Decision log",
+    "preemptions": "Preemptions",
     "job": "Job",
     "login": "Log in",
     "problem": "Not shown",
 }
-_NAVIGATION = (("queue", "./", "Queue"), ("map", "map", "Map"), ("decisions", "decisions", "Decisions"))
+_NAVIGATION = (
+    ("queue", "./", "Queue"),
+    ("map", "map", "Map"),
+    ("decisions", "decisions", "Decisions"),
+    ("preemptions", "preemptions", "Preemptions"),
+)
 _MOST_ROWS = 2000
 
 GLYPHS = {
@@ -59,7 +66,13 @@ class Frame:
 
 def render(view: str, data: Json, frame: Frame) -> str:
     """A whole document of one view."""
-    body = {"queue": _queue_view, "map": _map_view, "job": _job_view, "decisions": _decisions_view}[view](data, frame)
+    body = {
+        "queue": _queue_view,
+        "map": _map_view,
+        "job": _job_view,
+        "decisions": _decisions_view,
+        "preemptions": _preemptions_view,
+    }[view](data, frame)
     title = f"{data['namespace']}/{data['job']}" if view == "job" else TITLES[view]
     return _document(view, title, body, frame)
 
@@ -436,7 +449,9 @@ def _job_view(data: Json, frame: Frame) -> str:
 {table("timeline", "What happened to the job, oldest first", ["time", "what", "detail"], timeline, "Nothing yet.")}
 </section>
 <section aria-labelledby="h-decisions"><h2 id="h-decisions">Decisions</h2>
-{decision_table(data["decisions"], frame)}</section>"""
+{decision_table(data["decisions"], frame)}</section>
+<section aria-labelledby="h-preemptions"><h2 id="h-preemptions">Preemptions</h2>
+{preemption_table(data["preemptions"], frame)}</section>"""
 
 
 # Decisions
@@ -461,9 +476,43 @@ def decision_table(records: Sequence[Json], frame: Frame) -> str:
     return table("decisions", "Decision records, newest first", heads, rows, "No decision is recorded.")
 
 
-def _decisions_view(data: Json, frame: Frame) -> str:
-    return f"""<form method="get" action="{frame.root}decisions" role="search" class="find">
+def preemption_table(evictions: Sequence[Json], frame: Frame) -> str:
+    """Evictions, the newest first: of whom, for whom, why, and what it cost."""
+    rows: list[tuple[str, Sequence[str]]] = []
+    for e in reversed(evictions):
+        victim, preemptor = e["victim"], e["preemptor"]
+        by = "nobody took the place"
+        if preemptor:
+            by = _owner(f"{preemptor['namespace']}/{preemptor['job']}", frame)
+            if preemptor["job"] == THEIR_JOB:
+                by = escape(THEIR_JOB)
+        cells = [
+            when(e["at"]),
+            job_link(victim["namespace"], victim["job"], frame),
+            by,
+            escape(e.get("policy") or e["reason"]),
+            when(e.get("kill_at") or ""),
+            when(e.get("last_checkpoint") or "") or "none known",
+            f"{float(e.get('at_risk_s') or 0) / 3600:.1f}",
+            str(e.get("count") or 1),
+        ]
+        rows.append((e["id"], cells))
+    heads = ["time", "job", "for", "policy", "killed at", "last checkpoint", "GPU-hours at risk#", "times#"]
+    return table("preemptions", "Evictions, newest first", heads, rows, "No eviction is recorded.")
+
+
+def _preemptions_view(data: Json, frame: Frame) -> str:
+    return f"""{_search("preemptions", data["job"], frame)}
+{preemption_table(data["evictions"], frame)}"""
+
+
+def _search(view: str, job: str, frame: Frame) -> str:
+    return f"""<form method="get" action="{frame.root}{view}" role="search" class="find">
 <label for="job">Job, as NAMESPACE/NAME</label>
-<input id="job" name="job" value="{escape(data["job"])}" autocomplete="off" spellcheck="false" maxlength="320">
-<button type="submit">Show</button></form>
+<input id="job" name="job" value="{escape(job)}" autocomplete="off" spellcheck="false" maxlength="320">
+<button type="submit">Show</button></form>"""
+
+
+def _decisions_view(data: Json, frame: Frame) -> str:
+    return f"""{_search("decisions", data["job"], frame)}
 {decision_table(data["records"], frame)}"""

@@ -86,6 +86,8 @@ class Parts:
         not_ready: kinds of objects that the cache does not follow yet.
         faults: what is broken in this process; empty = healthy.
         leader: identity of the replica that writes, and whether it is this one.
+        evictions: records of evictions, oldest first.
+        inputs: what a decision was made on, by its hash.
     """
 
     api: Api
@@ -96,6 +98,8 @@ class Parts:
     not_ready: Callable[[], list[str]]
     faults: Callable[[], list[str]]
     leader: Callable[[], tuple[str, bool]]
+    evictions: Callable[[], list[dict[str, Any]]] = list
+    inputs: Callable[[str], dict[str, Any] | None] = lambda _: None
 
 
 class Busy(MyriadError):
@@ -107,7 +111,9 @@ class Server:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.source = answers.Source(parts.api, parts.cache, parts.decisions, parts.not_ready, parts.leader)
+        self.source = answers.Source(
+            parts.api, parts.cache, parts.decisions, parts.not_ready, parts.leader, parts.evictions, parts.inputs
+        )
         self.hub = Hub(self._documents, lambda seen, timeout_s: parts.cache.wait(seen, timeout_s=timeout_s))
         self._workers = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="answer")
         self._reviews = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="review")
@@ -211,6 +217,12 @@ class Server:
                 records = source.newest(ask.cache, ask.scope, ask.number("limit"))
             return shown("decisions", {"records": records, "job": ask.text("job")}, ask)
 
+        def preemptions(ask: Ask) -> Response:
+            namespace, _, name = ask.text("job").rpartition("/")
+            query = {"namespace": namespace, "name": name, "since": ask.text("since")}
+            evictions = source.preemptions(ask.scope, limit=ask.number("limit"), **query)
+            return shown("preemptions", {"evictions": evictions, "job": ask.text("job")}, ask)
+
         html = "text/html"
         return [
             Endpoint(path="/healthz", rule=Rule.OPEN, answer=healthz, about="Whether this replica is well.",
@@ -224,6 +236,8 @@ class Server:
             Endpoint(path="/jobs/{namespace}/{job}", rule=Rule.NAMESPACE, answer=job, about="The page: one job.",
                      params=(answers.NAMESPACE_IN_PATH, answers.JOB_IN_PATH), media=html, misses=True),
             Endpoint(path="/decisions", rule=Rule.REDUCED, answer=decisions, about="The page: decision records.",
+                     params=(answers.JOB, answers.SINCE, answers.LIMIT), media=html),
+            Endpoint(path="/preemptions", rule=Rule.REDUCED, answer=preemptions, about="The page: preemptions.",
                      params=(answers.JOB, answers.SINCE, answers.LIMIT), media=html),
             *answers.endpoints(source),
             Endpoint(path=STREAM, rule=Rule.REDUCED, answer=lambda _: Response(), about="What changes, as it changes.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 from myriad.bench.page_serve import NoCluster, Served, record, serve
-from myriad.bench.page_world import fill
-from myriad.kube.client import ApiError, Resource
+from myriad.bench.page_world import fill, node
+from myriad.kube.client import NODES, ApiError, Resource
 from myriad.scheduler.web.auth import AUDIENCE, AuthSettings
 
 Json = dict[str, Any]
@@ -72,6 +73,20 @@ def served(reviewer: Reviewer, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 reason=f"behind {others.gang.namespace}/{others.gang.name} of {others.gang.team}",
                 extra={"others": others.gang.name},
             )
+        for one in found.cache.views():
+            other = next(v for v in found.cache.views() if v.gang.namespace != one.gang.namespace)
+            victim, preemptor = ({"namespace": v.gang.namespace, "job": v.gang.name, "team": v.gang.team, "gpus": 8,
+                                  "uid": v.gang.uid, "queue": v.cluster_queue} for v in (one, other))  # fmt: skip
+            found.evictions.append(
+                {"id": f"e-{one.gang.uid}", "at": "2026-01-01T00:00:00Z", "reason": "Preempted", "victim": victim,
+                 "preemptor": preemptor, "message": f"for {other.gang.uid}", "policy": "InClusterQueue"}
+            )  # fmt: skip
+        mark = {"uid": "u", "workload": "speech/secret-gang-w", "job": "speech/secret-gang", "since": 1, "until": 2,
+                "expires": 3}  # fmt: skip
+        reserved = node(5, state="reserved")
+        reserved["metadata"]["annotations"] = {"myriad.dev/reserved": json.dumps(mark)}
+        reserved["spec"]["taints"] = [{"key": "myriad.dev/reserved", "value": "u", "effect": "NoSchedule"}]
+        found.cache.upsert(NODES.plural, reserved)
         yield found
 
 

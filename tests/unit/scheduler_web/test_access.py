@@ -16,6 +16,7 @@ from myriad.bench.page_serve import NoCluster, Served, serve
 from myriad.bench.page_world import fill
 from myriad.errors import InputError
 from myriad.scheduler.cache import Cache
+from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.server import OPEN_ROUTES, STREAM, Parts, build_app
 from myriad.scheduler.web.auth import COOKIE, AuthSettings, Gatekeeper, Scope
 from myriad.scheduler.web.endpoint import Endpoint, Rule
@@ -25,7 +26,7 @@ _PARTS = Parts(
     api=NoCluster(),
     cache=Cache(check_name="myriad"),
     decisions=None,  # type: ignore[arg-type]
-    metrics=None,  # type: ignore[arg-type]
+    metrics=Metrics(),
     gate=Gatekeeper(NoCluster(), AuthSettings(mode="off"), namespaces=list),
     not_ready=list,
     faults=list,
@@ -69,7 +70,7 @@ def body_of(served: Served, path: str, token: str) -> tuple[int, str]:
 
 def secrets_of(served: Served, namespace: str) -> set[str]:
     """Every name that only somebody with a right on the namespace may see."""
-    names = {namespace}
+    names = {namespace, "secret-gang", "secret-gang-w"} if namespace == "speech" else {namespace}
     for view in served.cache.views():
         if view.gang.namespace == namespace:
             names |= {view.gang.name, view.workload, view.gang.uid}
@@ -166,6 +167,16 @@ def test_an_own_job_is_explained_and_one_elsewhere_is_refused_whether_it_exists_
     records = get(served, "/v1/decisions?limit=1000", "vision-token").json()
     assert records and {r["namespace"] for r in records} == {"vision"}
     assert all("(another team's)" in r["reason"] and "extra" not in r for r in records)
+
+
+def test_reservations_and_evictions_are_told_with_names_to_whoever_may_see_them(served: Served) -> None:
+    (whole,), (part,) = (get(served, "/v1/protections", t).json() for t in ("admin-token-1", "vision-token"))
+    assert whole["job"] == "speech/secret-gang" and part["job"] == "a job of another team"
+    assert whole["nodes"] == part["nodes"] == ["gpu0006"]
+    mine = get(served, "/v1/preemptions", "vision-token").json()
+    assert mine and all(e["victim"]["namespace"] == "vision" for e in mine)
+    assert all(e["preemptor"]["job"] == "a job of another team" for e in mine)
+    assert len(get(served, "/v1/preemptions?limit=1000", "admin-token-1").json()) == len(served.evictions)
 
 
 def test_metrics_are_for_whoever_may_get_them(served: Served) -> None:

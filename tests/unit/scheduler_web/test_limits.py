@@ -181,6 +181,8 @@ def test_names_of_jobs_cannot_become_markup(tmp_path: Path, open_server: Served)
         "namespace": nasty, "job": nasty, "queue": nasty, "size": nasty, "priority": 1, "nodes": {nasty: 1},
         "why": {**why, "looked_at": [nasty]}, "timeline": [{"time": nasty, "what": nasty, "detail": nasty}],
         "decisions": [{"time": nasty, "event": nasty, "namespace": nasty, "name": nasty, "reason": nasty}],
+        "preemptions": [{"id": nasty, "at": nasty, "reason": nasty, "victim": {"namespace": nasty, "job": nasty},
+                         "preemptor": {"namespace": nasty, "job": nasty}, "kill_at": nasty, "last_checkpoint": nasty}],
     }  # fmt: skip
     text = page.render("job", data, frame)
     assert "<img" not in text and "&lt;img" in text

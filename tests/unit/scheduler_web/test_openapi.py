@@ -31,7 +31,8 @@ def test_answers_have_the_described_shape(served: Served) -> None:
     seen = 0
     for path, item in described["paths"].items():
         content = item["get"]["responses"]["200"]["content"]
-        if "application/json" not in content:
+        # Inputs of a decision are asked for by a hash, and this server keeps none.
+        if "application/json" not in content or path == "/v1/decisions/inputs":
             continue
         asked = path.replace("{namespace}", view.gang.namespace).replace("{job}", view.gang.name)
         answer = httpx.get(served.url + asked, headers=HEADERS)

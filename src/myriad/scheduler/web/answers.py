@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.evidence import gather
 from myriad.scheduler.inquiry import queue_report, status_report, why_job
 from myriad.scheduler.model import DecisionRecord
+from myriad.scheduler.protecting import report as protected
 from myriad.scheduler.records import RecordBook
 from myriad.scheduler.web import rows
 from myriad.scheduler.web.auth import Scope
@@ -36,6 +38,7 @@ JOB = Param(
 LIMIT = Param("limit", "how many records, the newest", "", 4, least=1, most=MOST_RECORDS, default=200, example="50")
 SINCE = Param("since", "a time in UTC", TIME, 40, default="", example="2026-01-31T12:00:00Z")
 UID = Param("uid", "the uid of a Workload", r"[0-9A-Za-z-]{1,64}", 64, default="", example="0b5f-...")
+HASH = Param("hash", "a hash of inputs", r"sha256:[0-9a-f]{64}", 71, default="", example="sha256:...")
 EPOCH = Param("epoch", "what an earlier answer named", r"[0-9a-f]{1,64}", 64, default="", example="8f3a")
 AFTER = Param("after", "what an earlier answer named as next", "", 18, least=0, most=10**17, default=0, example="0")
 
@@ -63,6 +66,8 @@ class Source:
         decisions: the decision records.
         not_ready: kinds of objects that the cache does not follow yet.
         leader: identity of the replica that writes, and whether it is this one.
+        evictions: records of evictions, oldest first (`notices.facts.Eviction` as mappings).
+        inputs: what a decision was made on, by its hash.
     """
 
     api: Api
@@ -70,6 +75,8 @@ class Source:
     decisions: RecordBook
     not_ready: Callable[[], list[str]]
     leader: Callable[[], tuple[str, bool]]
+    evictions: Callable[[], list[Json]] = list
+    inputs: Callable[[str], Json | None] = lambda _: None
     reports: Reports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +116,19 @@ class Source:
         found = [r for r in self.decisions.newest(MOST_IN_MEMORY) if scope.sees(r.namespace)]
         return [self._shown(cache, r) for r in found[-limit:]]
 
+    def preemptions(
+        self, scope: Scope, *, namespace: str = "", name: str = "", since: str = "", limit: int
+    ) -> list[Json]:
+        """Evictions of jobs that the caller may see, oldest first."""
+        found = [
+            row
+            for row in rows.preemption_rows(self.evictions(), scope)
+            if (not namespace or row["victim"]["namespace"] == namespace)
+            and (not name or row["victim"]["job"] == name)
+            and row["at"] >= since
+        ]
+        return found[-limit:]
+
     @staticmethod
     def _shown(cache: Cache, record: DecisionRecord) -> Json:
         body = record.as_dict()
@@ -143,6 +163,7 @@ class Source:
             "nodes": nodes,
             "timeline": rows.timeline(body, records),
             "decisions": records,
+            "preemptions": self.preemptions(scope, namespace=namespace, name=job, limit=50),
         }
 
     def documents(self, cache: Cache, scope: Scope) -> dict[str, Json]:
@@ -206,6 +227,20 @@ def endpoints(source: Source) -> list[Endpoint]:
             )
         )
 
+    def inputs(ask: Ask) -> Response:
+        found = source.inputs(ask.text("hash"))
+        if found is None:
+            raise missing("these inputs are not kept (any more)")
+        return answer(found)
+
+    def preemptions(ask: Ask) -> Response:
+        namespace, _, name = ask.text("job").rpartition("/")
+        limit, since = ask.number("limit"), ask.text("since")
+        return answer(source.preemptions(ask.scope, namespace=namespace, name=name, since=since, limit=limit))
+
+    def protections(ask: Ask) -> Response:
+        return answer(protected(ask.cache, now=time.time()))
+
     def tail(ask: Ask) -> Response:
         return answer(source.decisions.tail(ask.text("epoch"), ask.number("after")))
 
@@ -267,6 +302,30 @@ def endpoints(source: Source) -> list[Endpoint]:
             about="Decision records, oldest first.",
             params=(JOB, UID, SINCE, LIMIT),
             returns={"type": "array", "items": _fields("time", "event", "name")},
+        ),
+        Endpoint(
+            path="/v1/decisions/inputs",
+            rule=Rule.CLUSTER,
+            answer=inputs,
+            about="The state that a decision was made on, by the hash in its record; `myriad replay` reads it.",
+            params=(HASH,),
+            returns=ROW,
+            misses=True,
+        ),
+        Endpoint(
+            path="/v1/preemptions",
+            rule=Rule.REDUCED,
+            answer=preemptions,
+            about="Evictions, oldest first: of whom, for whom, by which policy, until when, what was at risk.",
+            params=(JOB, SINCE, LIMIT),
+            returns={"type": "array", "items": _fields("id", "at", "victim", "preemptor")},
+        ),
+        Endpoint(
+            path="/v1/protections",
+            rule=Rule.REDUCED,
+            answer=protections,
+            about="Domains that are reserved for a gang that has waited too long.",
+            returns={"type": "array", "items": _fields("uid", "job", "nodes", "sentence")},
         ),
         Endpoint(
             path="/v1/decisions/tail",

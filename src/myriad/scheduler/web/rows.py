@@ -12,7 +12,7 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.model import RESERVED_TAINT, UNHEALTHY_TAINT, NodeInfo, is_gpu_resource, place
 from myriad.scheduler.snapshot import EXPECTED_LABEL
 from myriad.scheduler.web.auth import Scope
-from myriad.scheduler.web.scope import OTHERS
+from myriad.scheduler.web.scope import OTHERS, THEIR_JOB
 
 Json = dict[str, Any]
 
@@ -169,6 +169,21 @@ def map_totals(nodes: Mapping[str, Json]) -> Json:
         gpus["missing"] += row["missing"]
         gpus["free" if row["state"] == "ok" else "held_back"] += free
     return {"nodes": states, "gpus": gpus}
+
+
+def preemption_rows(evictions: Iterable[Json], scope: Scope) -> list[Json]:
+    """Evictions of jobs that the caller may see; whoever took the place has a name only for those who may see it."""
+    found = []
+    for eviction in evictions:
+        victim, preemptor = eviction["victim"], eviction.get("preemptor")
+        if not scope.sees(victim["namespace"]):
+            continue
+        if preemptor and not scope.sees(preemptor["namespace"]):
+            preemptor = {"namespace": OTHERS, "job": THEIR_JOB, "gpus": preemptor.get("gpus", 0)}
+        found.append(
+            {**eviction, "preemptor": preemptor, "message": "" if not scope.everything else eviction["message"]}
+        )
+    return found
 
 
 _CONDITIONS = {

@@ -9,6 +9,7 @@ itself raises, because the fields of the cache that it inherits from are not the
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import threading
@@ -33,6 +34,7 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.model import POOL_LABEL, PodUse
 from myriad.scheduler.objects import TEAM_LABEL, WorkloadView
 from myriad.scheduler.policy import SitePolicy
+from myriad.scheduler.protect import RESERVED_ANNOTATION, mark_of
 from myriad.scheduler.snapshot import Snapshot
 from myriad.scheduler.web.auth import Scope
 
@@ -252,6 +254,8 @@ class ScopedCache(Cache):
     def listing(self, kind: Resource) -> list[Json]:
         """Objects of a kind: those that may be seen, and the rest without names where they count."""
         items = self._inner.listing(kind)
+        if kind.plural == NODES.plural:
+            return [self._node(body) for body in items]
         if kind.plural in _CLUSTER_WIDE:
             return items
         if kind.plural in (WORKLOADS.plural, PODS.plural, CLUSTER_QUEUES.plural):
@@ -267,9 +271,22 @@ class ScopedCache(Cache):
         if kind.plural == CLUSTER_QUEUES.plural:
             return next((q for q in self.listing(kind) if q["metadata"]["name"] == key), None)
         body = self._inner.object(kind, key)
+        if body is not None and kind.plural == NODES.plural:
+            return self._node(body)
         if body is None or kind.plural in _CLUSTER_WIDE:
             return body
         return body if self._visible(kind, body) else None
+
+    def _node(self, body: Json) -> Json:
+        """A node; for whom it is reserved stands in an annotation."""
+        mark = mark_of(body)
+        if mark is None or self._scope.sees(str(mark["workload"]).partition("/")[0]):
+            return body
+        told = {**mark, "uid": _mark(mark["uid"]), "workload": _mark(mark["workload"]), "job": THEIR_JOB}
+        spec = body.get("spec") or {}
+        taints = [{**t, "value": told["uid"]} if t.get("value") == mark["uid"] else t for t in spec.get("taints") or []]
+        metadata = {**body["metadata"], "annotations": {RESERVED_ANNOTATION: json.dumps(told)}}
+        return {**body, "metadata": metadata, "spec": {**spec, "taints": taints}}
 
     def _visible(self, kind: Resource, body: Json) -> bool:
         if kind.plural == NAMESPACES.plural:
