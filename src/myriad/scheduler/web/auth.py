@@ -42,7 +42,7 @@ MOST_TOKEN_BYTES = 8192
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=:-]{8,8192}")
 _LEAST_SECRET_BYTES = 32
 _REVIEW_S = 60.0
-_REFUSED_S = 10.0
+REFUSED_S = 10.0
 _REMEMBERED = 2048
 
 
@@ -326,7 +326,7 @@ class Gatekeeper:
         status = self._create(ACCESS_REVIEWS, spec)
         allowed = status.get("allowed") is True and status.get("denied") is not True
         # A right that was just given should be seen soon; one that was taken, within the minute.
-        self._rights.put(key, allowed, for_s=_REVIEW_S if allowed else _REFUSED_S)
+        self._rights.put(key, allowed, for_s=_REVIEW_S if allowed else REFUSED_S)
         return allowed
 
     def _create(self, resource: Resource, spec: Json) -> Json:
