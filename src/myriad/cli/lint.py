@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -16,12 +17,13 @@ from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
 from myriad.fleet.names import closest
 from myriad.lint import RULES, findings, live, report, scene_of
-from myriad.lint.documents import Document, is_object, is_volcano_configuration, read_text
+from myriad.lint.documents import Document, NotAnObject, is_object, is_volcano_configuration, read_text
 from myriad.lint.rule import Finding
 from myriad.lint.rules_cluster import unpacked
 from myriad.lint.scene import Scene
 
 SUFFIXES = (".yml", ".yaml", ".json")
+_HAS_KIND = re.compile(r"^kind:", re.MULTILINE)
 #: Kinds of which an inventory renders every object.
 RENDERED = frozenset(
     {
@@ -164,6 +166,13 @@ def read_paths(paths: Iterable[str]) -> tuple[list[Document], list[str]]:
         for file in files:
             try:
                 found = _objects(read_text(_text(file), str(file)), strict=False)
+            except NotAnObject as error:
+                # Patches and values lie beside manifests; in a file that has objects too it is a mistake.
+                if _HAS_KIND.search(_text(file)):
+                    wrong.append(error)
+                else:
+                    skipped.append(str(file))
+                continue
             except InputError as error:
                 wrong.append(error)
                 continue

@@ -235,9 +235,8 @@ def _cost(work: Work, gang: Gang, rules: PoolPolicy | None, balance: Balance | N
     note = ""
     if 0 < balance.left < cost:
         note = (
-            f"it may need {hours(cost)} GPU-hours and only {hours(balance.left)} are left this "
-            f"{balance.period}: when they "
-            "are used up, the queue is held"
+            f"it may need {hours(cost)} GPU-hours and only {hours(balance.left)} are left this {balance.period}: when "
+            "they are used up, the queue is held"
         )
     return float(cost), f", {hours(cost)} GPU-hours of {hours(balance.left)} left this {balance.period}.", note
 

@@ -65,8 +65,8 @@ def render(request: Request, *, pytorch_served: bool = True) -> Rendered:
         objects = _batch(request, torch=request.form == "pytorch")
     if not request.checkpoint_claim:
         says.append(
-            "its checkpoints go with the pod (emptyDir): after a preemption it begins anew; "
-            "--checkpoint-claim keeps them"
+            "its checkpoints go with the pod (emptyDir): after a preemption it begins anew; --checkpoint-claim keeps "
+            "them"
         )
     if request.limit_s is None:
         says.append(

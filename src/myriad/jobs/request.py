@@ -121,23 +121,22 @@ def _wrong(request: Request) -> list[str]:
     most = request.pool.gpus_per_node
     if most is not None and request.gpus > most:
         wrong.append(
-            f"--gpus {request.gpus}: no node of pool {request.queue} has {request.gpus} GPUs ({most} at most); "
-            f"ask for more nodes with {most} or fewer each"
+            f"--gpus {request.gpus}: no node of pool {request.queue} has {request.gpus} GPUs ({most} at most); ask "
+            f"for more nodes with {most} or fewer each"
         )
     if not _RESOURCE.fullmatch(request.pool.resource):
         wrong.append(f"--resource {request.pool.resource!r} is no resource name, such as nvidia.com/gpu")
     if "/mig-" in request.pool.resource and (request.nodes > 1 or request.gpus > 1):
         wrong.append(
-            f"{request.pool.resource} is a slice of a card: slices do not reach each other, so a job has one "
-            f"pod with one"
+            f"{request.pool.resource} is a slice of a card: slices do not reach each other, so a job has one pod with "
+            "one"
         )
     if request.checkpoint_claim and not _NAME.fullmatch(request.checkpoint_claim.replace(".", "-")):
         wrong.append(f"--checkpoint-claim {request.checkpoint_claim!r} is no name of a PersistentVolumeClaim")
     if not _DIGEST.fullmatch(request.image):
         wrong.append(
-            f"--image {request.image!r} is not named by digest (NAME@sha256:<64 hex digits>); a tag can mean "
-            f"another image "
-            "on every node. `myriad image push` prints the digest"
+            f"--image {request.image!r} is not named by digest (NAME@sha256:<64 hex digits>); a tag can mean another "
+            "image on every node. `myriad image push` prints the digest"
         )
     if request.hours is not None and not 0 < request.hours <= _MAX_HOURS:
         wrong.append(f"--hours is {float(request.hours):g}; it is more than 0 and at most {_MAX_HOURS}")
@@ -167,17 +166,14 @@ def _wrong_elastic(request: Request) -> list[str]:
     wrong = []
     if request.form == "pytorch":
         wrong.append(
-            "--elastic: a PyTorchJob cannot be elastic here. Kueue has a minimum for batch Jobs only: it "
-            "would admit the "
-            "whole PyTorchJob or nothing, and nobody would honour its elasticPolicy. `myriad job new batch "
-            "--elastic` runs "
-            "the same torchrun with what it gets"
+            "--elastic: a PyTorchJob cannot be elastic here. Kueue has a minimum for batch Jobs only: it would admit "
+            "the whole PyTorchJob or nothing, and nobody would honour its elasticPolicy. `myriad job new batch "
+            "--elastic` runs the same torchrun with what it gets"
         )
     if not 0 < request.minimum < request.nodes:
         wrong.append(
-            f"--elastic {request.minimum}:{request.nodes}: the minimum is 1 or more and below the maximum; "
-            f"without a range "
-            "leave --elastic out"
+            f"--elastic {request.minimum}:{request.nodes}: the minimum is 1 or more and below the maximum; without a "
+            "range leave --elastic out"
         )
     return wrong
 

@@ -31,6 +31,10 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
+class NotAnObject(InputError):
+    """A document is a list or a text: fine beside objects in a folder, wrong where an object is asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Doubled:
     """A key that a mapping has twice.
@@ -159,12 +163,12 @@ def _parse(text: str, file: str, offset: int) -> Iterator[Document]:
         yield document
 
 
-def _not_an_object(value: Any, file: str, line: int | None) -> InputError:
+def _not_an_object(value: Any, file: str, line: int | None) -> NotAnObject:
     what = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}.get(
         type(value), f"a {type(value).__name__}"
     )
     shown = str(value).splitlines()[0][:40] if isinstance(value, str) else ""
-    return InputError(
+    return NotAnObject(
         f"this is {what}, not an object" + (f": {shown!r}" if shown else ""),
         where=_where(file, line),
         hint="each document is a mapping with apiVersion, kind, metadata and spec",

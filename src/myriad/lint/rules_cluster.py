@@ -80,8 +80,8 @@ def duplicate_key(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 thing,
                 (),
-                f"has the key {doubled.key} twice (lines {doubled.first} and {doubled.line}): the "
-                f"second wins in silence",
+                f"has the key {doubled.key} twice (lines {doubled.first} and {doubled.line}): the second wins in "
+                "silence",
                 "remove one of them",
                 line=doubled.line,
             )
@@ -110,8 +110,7 @@ def fair_sharing_off(scene: Scene) -> Iterator[Raw]:
                 configuration,
                 ("fairSharing",) if "fairSharing" in configuration.body else (),
                 f"has fair sharing off, and {len(weighted)} queue{'s' if len(weighted) > 1 else ''} "
-                f"({weighted[0].name}"
-                f"{', ...' if len(weighted) > 1 else ''}) carry a weight: the weights do nothing",
+                f"({weighted[0].name}{', ...' if len(weighted) > 1 else ''}) carry a weight: the weights do nothing",
                 "set fairSharing: {preemptionStrategies: [LessThanOrEqualToFinalShare, "
                 "LessThanInitialShare]}, and restart Kueue",
             )
@@ -134,8 +133,8 @@ def pods_ready_wait(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 configuration,
                 ("waitForPodsReady",) if "waitForPodsReady" in configuration.body else (),
-                "does not wait for pods to be ready (no waitForPodsReady): a gang that is admitted and cannot "
-                "be placed keeps its quota for ever",
+                "does not wait for pods to be ready (no waitForPodsReady): a gang that is admitted and cannot be "
+                "placed keeps its quota for ever",
                 f"set waitForPodsReady: {{timeout: 15m}} (above grace {policy.grace_s} s + pull + start)",
             )
             continue
@@ -144,8 +143,8 @@ def pods_ready_wait(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 configuration,
                 ("waitForPodsReady", "timeout") if "timeout" in waiting else ("waitForPodsReady",),
-                f"gives a gang {timeout} s until its pods are ready, and victims have {policy.grace_s} s to "
-                f"save: the preemptor is thrown out while it waits for them, and comes again",
+                f"gives a gang {timeout} s until its pods are ready, and victims have {policy.grace_s} s to save: the "
+                "preemptor is thrown out while it waits for them, and comes again",
                 "set the timeout above grace + pull + start, such as 15m",
             )
 
@@ -171,16 +170,16 @@ def scheduler_extender(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     configuration,
                     (*at, "nodeCacheCapable") if "nodeCacheCapable" in extender else at,
-                    f"has an extender ({text(extender, 'urlPrefix') or '?'}) without nodeCacheCapable: "
-                    f"kube-scheduler scores every node as empty, so busy nodes win",
+                    f"has an extender ({text(extender, 'urlPrefix') or '?'}) without nodeCacheCapable: kube-scheduler "
+                    "scores every node as empty, so busy nodes win",
                     "set nodeCacheCapable: true",
                 )
             if extender.get("ignorable") is not True:
                 yield Raw(
                     configuration,
                     (*at, "ignorable") if "ignorable" in extender else at,
-                    f"has an extender ({text(extender, 'urlPrefix') or '?'}) that is not ignorable: while it "
-                    f"is down no pod is scheduled",
+                    f"has an extender ({text(extender, 'urlPrefix') or '?'}) that is not ignorable: while it is down "
+                    "no pod is scheduled",
                     "set ignorable: true",
                 )
             if text(extender, "prioritizeVerb") and whole(extender.get("weight"), 0) < 1:
@@ -194,8 +193,8 @@ def scheduler_extender(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     configuration,
                     (*at, "bindVerb"),
-                    "lets its extender bind: when the answer comes "
-                    "late the pod is bound and forgotten, and tried again for ever",
+                    "lets its extender bind: when the answer comes late the pod is bound and forgotten, and tried "
+                    "again for ever",
                     "take bindVerb out",
                     "warning",
                 )
@@ -224,9 +223,8 @@ def numa_livelock(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 configuration,
                 ("topologyManagerPolicy",),
-                "takes only pods whose GPUs lie in one NUMA node: one that asks for more is refused on the "
-                "node (TopologyAffinityError), and its controller "
-                "makes pods without end",
+                "takes only pods whose GPUs lie in one NUMA node: one that asks for more is refused on the node "
+                "(TopologyAffinityError), and its controller makes pods without end",
                 "use best-effort or restricted; whole-node jobs have both NUMA nodes anyway",
             )
 
@@ -255,8 +253,8 @@ def webhook_fails_closed(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         configuration,
                         (*at, "rules", r),
-                        f"has the webhook {text(hook, 'name')} on bindings with failurePolicy Fail: a refusal "
-                        f"is tried again in every cycle, and the reason stands in no event",
+                        f"has the webhook {text(hook, 'name')} on bindings with failurePolicy Fail: a refusal is "
+                        "tried again in every cycle, and the reason stands in no event",
                         "leave bindings out",
                         "warning",
                     )
@@ -267,9 +265,8 @@ def webhook_fails_closed(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         configuration,
                         (*at, "failurePolicy") if "failurePolicy" in hook else at,
-                        f"has the webhook {text(hook, 'name')} on pods of every namespace with failurePolicy "
-                        f"Fail: while its server is down no pod is created anywhere, its own "
-                        "included",
+                        f"has the webhook {text(hook, 'name')} on pods of every namespace with failurePolicy Fail: "
+                        "while its server is down no pod is created anywhere, its own included",
                         "narrow it by namespaceSelector (leave kube-system and its own namespace out), or set "
                         "failurePolicy: Ignore",
                     )
@@ -298,8 +295,8 @@ def apiservice_down(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     service,
                     ("status", "conditions"),
-                    f"does not answer ({text(condition, 'reason')}: {text(condition, 'message')[:160]}): "
-                    f"namespaces hang in Terminating while it is down",
+                    f"does not answer ({text(condition, 'reason')}: {text(condition, 'message')[:160]}): namespaces "
+                    "hang in Terminating while it is down",
                     "bring its server back, or delete the APIService",
                 )
 
@@ -367,8 +364,8 @@ def admitted_but_unhealthy(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 workload,
                 ("status", "unhealthyNodes"),
-                f"is admitted on {', '.join(nodes)}, which "
-                f"{'is' if len(nodes) == 1 else 'are'} down: it holds its quota and does not run whole",
+                f"is admitted on {', '.join(nodes)}, which {'is' if len(nodes) == 1 else 'are'} down: it holds its "
+                "quota and does not run whole",
                 "`myriad why` of its job; repair the node, or delete its pods with the out-of-service taint",
             )
 

@@ -86,8 +86,7 @@ def gang_minimum_odd(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 path,
-                f"wants {plain(least)} pods to start and has only {work.count}: it never starts, and what is "
-                f"enqueued "
+                f"wants {plain(least)} pods to start and has only {work.count}: it never starts, and what is enqueued "
                 "for it is taken from others",
                 f"set it to {work.count}",
             )
@@ -95,9 +94,8 @@ def gang_minimum_odd(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 path,
-                f"may start with {plain(least)} of its {work.count} pods: those hold their GPUs and wait for "
-                f"the ranks "
-                "that are missing",
+                f"may start with {plain(least)} of its {work.count} pods: those hold their GPUs and wait for the "
+                "ranks that are missing",
                 f"set it to {work.count}, or make the job elastic",
                 "warning",
             )
@@ -132,8 +130,7 @@ def gang_scheduler_wrong(scene: Scene) -> Iterator[Raw]:
                     work.thing,
                     (*pods.path, "spec", "schedulerName") if explicit else path if not named else pods.path,
                     f"asks for a gang ({'its PodGroup' if named else 'minAvailable'}), and its pods go to "
-                    f"{pods.scheduler}, "
-                    "which knows no PodGroup: they are bound one by one",
+                    f"{pods.scheduler}, which knows no PodGroup: they are bound one by one",
                     "set schedulerName: volcano in the pod template, or leave the gang to Kueue and drop the minimum",
                 )
                 break
@@ -147,8 +144,7 @@ def gang_scheduler_wrong(scene: Scene) -> Iterator[Raw]:
                     runtime,
                     ("spec", "template", "spec", "replicatedJobs", index),
                     f"makes a PodGroup of Volcano, and the pods of {text(item, 'name') or 'its job'} go to "
-                    f"{text(inner, 'schedulerName') or DEFAULT_SCHEDULER}: Volcano never binds them, and the "
-                    f"PodGroup "
+                    f"{text(inner, 'schedulerName') or DEFAULT_SCHEDULER}: Volcano never binds them, and the PodGroup "
                     "reserves what nobody uses",
                     "set schedulerName: volcano in that pod template (the plugin does not do it)",
                 )
@@ -178,8 +174,7 @@ def rollout_cannot_form_gang(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 path,
-                f"wants a gang of {least}, and a rolling update makes {pods} new "
-                f"pod{'' if pods == 1 else 's'} at a time "
-                f"(maxSurge {shown}): the new PodGroup never gets its {least}, and the update hangs",
+                f"wants a gang of {least}, and a rolling update makes {pods} new pod{'' if pods == 1 else 's'} at a "
+                f"time (maxSurge {shown}): the new PodGroup never gets its {least}, and the update hangs",
                 f"set maxSurge to {least} or more, or strategy.type to Recreate",
             )

@@ -25,9 +25,8 @@ def image_latest(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     path,
-                    f"runs the image {image} ({what} in container {name}): `:latest` is refused, since it can "
-                    f"be another "
-                    "image on every node and after every restart",
+                    f"runs the image {image} ({what} in container {name}): `:latest` is refused, since it can be "
+                    "another image on every node and after every restart",
                     f"name it by digest: {image.removesuffix(':latest')}@sha256:...",
                 )
 
@@ -78,9 +77,8 @@ def image_name(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         work.thing,
                         (*path, "image"),
-                        f"runs the image {image} in container {name}, and {digest!r} is no digest (sha256: "
-                        f"and 64 hex digits): its pods "
-                        "hold their GPUs and never start",
+                        f"runs the image {image} in container {name}, and {digest!r} is no digest (sha256: and 64 hex "
+                        "digits): its pods hold their GPUs and never start",
                         "copy the whole digest",
                     )
                 elif (
@@ -91,9 +89,8 @@ def image_name(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         work.thing,
                         (*path, "image"),
-                        f"runs the image {image!r} in container {name}: names are lower case and hold no "
-                        f"blanks, so the kubelet "
-                        "answers InvalidImageName",
+                        f"runs the image {image!r} in container {name}: names are lower case and hold no blanks, so "
+                        "the kubelet answers InvalidImageName",
                         "correct the name",
                     )
 

@@ -44,9 +44,8 @@ def flavor_not_found(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 queue,
                 path,
-                f"uses the flavor {name}, and there is no ResourceFlavor {name}: the queue stays inactive, "
-                f"and nothing in it "
-                "is ever admitted",
+                f"uses the flavor {name}, and there is no ResourceFlavor {name}: the queue stays inactive, and "
+                "nothing in it is ever admitted",
                 f"make the ResourceFlavor {name} (or give its file too)"
                 + (f"; those that exist: {', '.join(names[:8])}" if names else ""),
             )
@@ -104,8 +103,7 @@ def nobody_admitted(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 local,
                 ("spec", "clusterQueue"),
-                f"leads to ClusterQueue {target.name}, whose namespaceSelector does not match the labels of "
-                f"namespace "
+                f"leads to ClusterQueue {target.name}, whose namespaceSelector does not match the labels of namespace "
                 f"{namespace.name}: its jobs wait for ever",
                 "label the namespace as the selector wants, or use the queue of its own team",
             )
@@ -162,12 +160,10 @@ def resources_not_covered(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 queue,
                 ("spec", "resourceGroups", groups[0][0], "coveredResources"),
-                f"covers only {', '.join(sorted(covered))}: a job that also asks for {both} is never "
-                f"admitted, because Kueue counts "
-                f"every resource of a pod and finds no flavor for {both}",
-                f"cover {both} too, with a quota that is large where only GPUs shall decide (or leave them "
-                f"out for all queues by "
-                "resources.excludeResourcePrefixes in Kueue's configuration)",
+                f"covers only {', '.join(sorted(covered))}: a job that also asks for {both} is never admitted, "
+                f"because Kueue counts every resource of a pod and finds no flavor for {both}",
+                f"cover {both} too, with a quota that is large where only GPUs shall decide (or leave them out for "
+                "all queues by resources.excludeResourcePrefixes in Kueue's configuration)",
             )
     for work in works(scene):
         local = scene.find("LocalQueue", work.queue, work.thing.namespace) if work.queue else None
@@ -187,8 +183,7 @@ def resources_not_covered(scene: Scene) -> Iterator[Raw]:
                 work.thing,
                 work.queue_at,
                 f"asks for {', '.join(sorted(lacking))}, which ClusterQueue {target.name} does not cover "
-                f"({', '.join(sorted(covered))}): it is "
-                "never admitted",
+                f"({', '.join(sorted(covered))}): it is never admitted",
                 "use the queue of a pool that has it",
             )
 
@@ -235,8 +230,8 @@ def covered_resources_differ(scene: Scene) -> Iterator[Raw]:
                     said = f"gives flavor {name or '?'} a quota of {', '.join(odd)}, which the group does not cover"
                 else:
                     said = (
-                        f"lists the resources of flavor {name or '?'} in another order "
-                        f"({', '.join(listed)}) than coveredResources ({', '.join(covered)})"
+                        f"lists the resources of flavor {name or '?'} in another order ({', '.join(listed)}) than "
+                        f"coveredResources ({', '.join(covered)})"
                     )
                 yield Raw(
                     queue,
@@ -315,9 +310,8 @@ def owner_cannot_reclaim(scene: Scene) -> Iterator[Raw]:
         yield Raw(
             queue,
             ("spec", "preemption", "reclaimWithinCohort") if there else ("spec",),
-            f"lends its quota to cohort {cohort} and never takes it back (reclaimWithinCohort is Never): its "
-            f"own jobs wait until the "
-            "borrowers' have ended",
+            f"lends its quota to cohort {cohort} and never takes it back (reclaimWithinCohort is Never): its own jobs "
+            "wait until the borrowers' have ended",
             "set preemption.reclaimWithinCohort: Any (or LowerPriority), or lendingLimit: 0",
         )
 
@@ -339,22 +333,28 @@ def _lends(queue: Thing) -> bool:
     sources=("kueue#9715", "kueue#1974", "kueue#3909"),
 )
 def mixed_flavors(scene: Scene) -> Iterator[Raw]:
-    """A job takes the first flavor that has room, not the one that was meant; one order of waiting jobs serves
-    both, so a job for the free kind stands behind those for the full one; and victims are looked for in several
-    flavors."""
+    """A job takes the first flavor of a group that has room, not the one that was meant; and one order of waiting jobs
+    serves all of them, so a job for the free kind stands behind those for the full one."""
     for queue in scene.given(CQ):
-        names: list[str] = []
-        for _, _, name in flavors_of(queue):
-            if name not in names:
-                names.append(name)
-        if len(names) > 1:
+        groups = rows(queue.spec, "resourceGroups")
+        for g, group in groups:
+            names = list(dict.fromkeys(text(flavor, "name") for _, flavor in rows(group, "flavors")))
+            if len(names) > 1:
+                yield Raw(
+                    queue,
+                    ("spec", "resourceGroups", g, "flavors"),
+                    f"has {len(names)} flavors for the same resources ({', '.join(names)}): a job takes the first "
+                    "that has room, and one that waits for a full flavor holds up those for a free one",
+                    "make a ClusterQueue and a LocalQueue for each flavor, so that a job names the one it wants",
+                )
+        if len(groups) > 1:
             yield Raw(
                 queue,
                 ("spec", "resourceGroups"),
-                f"has {len(names)} flavors ({', '.join(names)}): a job takes the first that has room, and one "
-                f"that waits for a full flavor "
-                "holds up those for a free one",
-                "make a ClusterQueue and a LocalQueue for each flavor, so that a job names the one it wants",
+                f"counts {len(groups)} groups of resources in one order of waiting jobs: a job without GPUs stands "
+                "behind thousands that wait for them",
+                "give jobs without GPUs a ClusterQueue of their own",
+                "note",
             )
 
 
@@ -401,8 +401,8 @@ def admission_check_missing(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     queue,
                     path,
-                    f"waits for the admission check {name}, which does not exist: the queue is "
-                    f"inactive, nothing is admitted",
+                    f"waits for the admission check {name}, which does not exist: the queue is inactive, nothing is "
+                    "admitted",
                     "make the AdmissionCheck and its controller, or take it out of the queue",
                 )
             elif inactive:
@@ -411,8 +411,8 @@ def admission_check_missing(scene: Scene) -> Iterator[Raw]:
                     path,
                     f"waits for the admission check {name}, whose controller is not active "
                     f"({text(inactive[0], 'message') or 'no reason given'}): nothing is admitted",
-                    f"start the controller of {name} ({text(check.spec, 'controllerName')}), or take the "
-                    f"check out of the queue",
+                    f"start the controller of {name} ({text(check.spec, 'controllerName')}), or take the check out of "
+                    "the queue",
                 )
 
 

@@ -50,9 +50,8 @@ def grace_too_short(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     (*pods.path, "spec", "terminationGracePeriodSeconds"),
-                    f"{said} to save when it is preempted, and the policy gives {policy.grace_s} s: it is "
-                    f"killed in the middle "
-                    "of a checkpoint",
+                    f"{said} to save when it is preempted, and the policy gives {policy.grace_s} s: it is killed in "
+                    "the middle of a checkpoint",
                     f"set terminationGracePeriodSeconds: {policy.grace_s} in the pod template",
                     "error" if policy.known else None,
                 )
@@ -87,9 +86,8 @@ def checkpoint_interval(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 path,
-                f"saves every {value}, and the policy wants a checkpoint within {policy.checkpoint_max_age_s} "
-                f"s: up to {value} of "
-                f"{gpus_words(work)} are lost when a node dies",
+                f"saves every {value}, and the policy wants a checkpoint within {policy.checkpoint_max_age_s} s: up "
+                f"to {value} of {gpus_words(work)} are lost when a node dies",
                 "save more often, and say so there",
             )
 
@@ -106,8 +104,8 @@ def bad_time_limit(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 path,
-                f"has the label {MAX_EXEC_TIME} without quotes ({value!r}): labels are texts, the API server "
-                f"refuses it",
+                f"has the label {MAX_EXEC_TIME} without quotes ({value!r}): labels are texts, the API server refuses "
+                "it",
                 f'write "{value}"',
             )
         elif not value.isascii() or not value.isdigit() or int(value) == 0:
@@ -147,8 +145,8 @@ def bare_pod(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 ("kind",),
-                f"is a pod without an owner with {gpus_words(work)}: when it is preempted or its node dies it is "
-                f"gone for good",
+                f"is a pod without an owner with {gpus_words(work)}: when it is preempted or its node dies it is gone "
+                "for good",
                 "wrap it in a batch Job (`myriad job new batch`)",
             )
 
@@ -174,9 +172,8 @@ def eviction_ends_job(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     ("spec", "backoffLimit"),
-                    f"allows {whole(spec.get('backoffLimit'))} failures and counts evicted pods among them: a "
-                    f"drained node with some "
-                    "of its pods ends the job",
+                    f"allows {whole(spec.get('backoffLimit'))} failures and counts evicted pods among them: a drained "
+                    "node with some of its pods ends the job",
                     "add a podFailurePolicy rule with action Ignore for onPodConditions DisruptionTarget",
                 )
         elif work.kind == "VolcanoJob":
@@ -196,8 +193,7 @@ def _vcjob_policies(work: Work) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     (*place, "policies", index),
-                    f"ends the job when a pod fails ({text(item, 'event')}: {text(item, 'action')}) and says "
-                    f"nothing of PodEvicted: "
-                    "an evicted pod is seen as failed, and the job is over",
+                    f"ends the job when a pod fails ({text(item, 'event')}: {text(item, 'action')}) and says nothing "
+                    "of PodEvicted: an evicted pod is seen as failed, and the job is over",
                     "add {event: PodEvicted, action: RestartJob} before it",
                 )

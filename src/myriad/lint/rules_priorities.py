@@ -28,8 +28,8 @@ def priority_class_not_found(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 ("metadata", "labels", label),
-                f"names the WorkloadPriorityClass {name}, which does not exist: Kueue makes no Workload for "
-                f"it, and it never starts",
+                f"names the WorkloadPriorityClass {name}, which does not exist: Kueue makes no Workload for it, and "
+                "it never starts",
                 f"name one of {have}" if have else "make it",
             )
         for pods in work.pods:
@@ -62,8 +62,7 @@ def two_priorities(scene: Scene) -> Iterator[Raw]:
                 mirror,
                 ("value",),
                 f"has the value {mirror.body.get('value')}, and the WorkloadPriorityClass of the same name "
-                f"{own.body.get('value')}: Kueue and the "
-                "scheduler order the same jobs differently",
+                f"{own.body.get('value')}: Kueue and the scheduler order the same jobs differently",
                 "give both the same value",
             )
     for work in works(scene):
@@ -81,9 +80,8 @@ def two_priorities(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     (*pods.path, "spec", "priorityClassName"),
-                    f"stands in Kueue's queue with {wanted} ({own.body.get('value')}) and before the "
-                    f"scheduler with {name} "
-                    f"({mirror_of.body.get('value')}): what Kueue admits first can be bound last, or evicted",
+                    f"stands in Kueue's queue with {wanted} ({own.body.get('value')}) and before the scheduler with "
+                    f"{name} ({mirror_of.body.get('value')}): what Kueue admits first can be bound last, or evicted",
                     f"name the PriorityClass {wanted} too, or none",
                 )
                 break
@@ -111,9 +109,8 @@ def second_preemptor(scene: Scene) -> Iterator[Raw]:
         yield Raw(
             each,
             ("preemptionPolicy",) if "preemptionPolicy" in each.body else ("value",),
-            "lets kube-scheduler preempt (preemptionPolicy is not Never) for jobs of Kueue: it evicts what "
-            "Kueue has admitted, and Kueue "
-            "takes that for a failure",
+            "lets kube-scheduler preempt (preemptionPolicy is not Never) for jobs of Kueue: it evicts what Kueue has "
+            "admitted, and Kueue takes that for a failure",
             "set preemptionPolicy: Never; Kueue is the only preemptor",
         )
 
@@ -153,8 +150,7 @@ def quota_above_capacity(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 target,
                 ("metadata", "name"),
-                f"is promised for {plain(quota)} {resource_name} (the nominal quotas of flavor {name}), and "
-                f"its {len(nodes)} nodes offer {plain(have)} now: "
-                f"{plain(quota - have)} of the quota cannot be honoured",
+                f"is promised for {plain(quota)} {resource_name} (the nominal quotas of flavor {name}), and its "
+                f"{len(nodes)} nodes offer {plain(have)} now: {plain(quota - have)} of the quota cannot be honoured",
                 "lower quotas, or bring the missing GPUs back (`myriad status`, `myriad gate`)",
             )

@@ -28,27 +28,33 @@ from myriad.lint.works import (
 )
 def no_queue_label(scene: Scene) -> Iterator[Raw]:
     """Kueue leaves a job alone that names no queue: it starts outside every quota, and Kueue goes on to promise its
-    GPUs to others, whose pods then stay Pending."""
+    GPUs to others, whose pods then stay Pending. With manageJobsWithoutQueueName it never starts at all."""
+    held = any(c.body.get("manageJobsWithoutQueueName") is True for c in scene.kueue_configurations)
     for work in gpu_works(scene):
-        if work.kind == "VolcanoJob" or work.queue or work.kind == "CronJob":
+        if work.kind == "VolcanoJob" or work.queue:
             continue
         if any(queue.name == "default" and queue.namespace == work.thing.namespace for queue in scene.of("LocalQueue")):
             continue  # Kueue gives the namespace's LocalQueue `default` to a job that names none.
         inner = next((p for p in work.pods if text(p.template, "metadata", "labels", QUEUE_LABEL)), None)
         misplaced = inner is not None and work.kind != "Pod"
+        if misplaced:
+            said = "names its queue in the pod template, where Kueue does not look for it"
+        else:
+            said = f"names no queue (no label {QUEUE_LABEL})"
+        gpus = gpus_words(work)
+        if held:
+            effect = f"Kueue holds it back for ever (manageJobsWithoutQueueName), and its {gpus} are never asked for"
+        else:
+            effect = (
+                f"Kueue does not manage it, its {gpus} start outside every quota, and Kueue goes on to promise them "
+                "to others"
+            )
+        whose = "the CronJob's jobTemplate" if work.kind == "CronJob" else f"the {work.thing.kind} itself"
         yield Raw(
             work.thing,
             (*inner.path, "metadata", "labels", QUEUE_LABEL) if inner and misplaced else work.queue_at,
-            (
-                "names its queue in the pod template, where Kueue does not look for it"
-                if misplaced
-                else "names no queue (no label " + QUEUE_LABEL + ")"
-            )
-            + f": Kueue does not manage it, its {gpus_words(work)} start outside every quota, and Kueue goes on to "
-            f"promise "
-            "them to others",
-            f"set the label {QUEUE_LABEL} on the {work.thing.kind} itself, with the name of a LocalQueue of "
-            f"its namespace",
+            f"{said}: {effect}",
+            f"set the label {QUEUE_LABEL} on {whose}, with the name of a LocalQueue of its namespace",
         )
 
 
@@ -97,9 +103,8 @@ def vcjob_outside_kueue(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 work.queue_at if work.queue else ("spec",),
-                f"is a Volcano Job, which Kueue cannot manage (it cannot be suspended): its {gpus_words(work)} "
-                f"start outside "
-                "Kueue's quota" + (f", and the label {QUEUE_LABEL} does nothing" if work.queue else ""),
+                f"is a Volcano Job, which Kueue cannot manage (it cannot be suspended): its {gpus_words(work)} start "
+                "outside Kueue's quota" + (f", and the label {QUEUE_LABEL} does nothing" if work.queue else ""),
                 "write it as a batch Job or a PyTorchJob (`myriad job new`)",
             )
 
@@ -128,9 +133,8 @@ def queue_never_fits(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     pods.counted_at,
-                    f"asks for {at_least}{shown} {unit(resource)}, and ClusterQueue {queue.name} never gives "
-                    f"more than "
-                    f"{plain(most)} ({how}): it waits for ever",
+                    f"asks for {at_least}{shown} {unit(resource)}, and ClusterQueue {queue.name} never gives more "
+                    f"than {plain(most)} ({how}): it waits for ever",
                     "ask for less, or have the quota or the borrowing limit raised",
                 )
                 break
@@ -195,8 +199,8 @@ def mixed_schedulers(scene: Scene) -> Iterator[Raw]:
                     work.thing,
                     (*pods.path, "spec", "schedulerName") if explicit else (*pods.path, "spec"),
                     f"goes to {scheduler}, while other GPU jobs{f' of {pool}' if pool else ''} go to {most} "
-                    f"({by_scheduler[most][0].thing.title}): both give away the same GPUs, and the kubelet "
-                    f"refuses the second pod",
+                    f"({by_scheduler[most][0].thing.title}): both give away the same GPUs, and the kubelet refuses "
+                    "the second pod",
                     f"give all GPU pods of the pool one schedulerName ({most}), or keep their nodes apart by a taint",
                 )
 
@@ -220,7 +224,7 @@ def job_kind_unmanaged(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     work.queue_at,
-                    f"names the queue {work.queue}, and Kueue's integration {name} is off: it starts at once, "
-                    f"outside every quota",
+                    f"names the queue {work.queue}, and Kueue's integration {name} is off: it starts at once, outside "
+                    "every quota",
                     f'add "{name}" to integrations.frameworks of Kueue\'s configuration, and restart Kueue',
                 )

@@ -117,9 +117,8 @@ def requests_not_limits(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         work.thing,
                         (*path, "resources", "requests", name),
-                        f"asks for {plain(asked)} {unit(name)} in container {text(container, 'name') or '?'} "
-                        f"with {what}: "
-                        "the API server refuses each of its pods",
+                        f"asks for {plain(asked)} {unit(name)} in container {text(container, 'name') or '?'} with "
+                        f"{what}: the API server refuses each of its pods",
                         f"set resources.limits of {name} to {plain(asked)} too",
                     )
 
@@ -195,9 +194,8 @@ def gang_on_slices(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 (*pods.path, "spec", "containers"),
-                f"is spread over {work.arithmetic(name)} {name}: slices do not reach each other as cards do, "
-                f"and NCCL fails "
-                "or crawls",
+                f"is spread over {work.arithmetic(name)} {name}: slices do not reach each other as cards do, and NCCL "
+                "fails or crawls",
                 "ask for whole GPUs; one slice is for one pod that computes alone",
             )
             break
@@ -297,9 +295,8 @@ def namespace_quota_too_small(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     work.pods[0].counted_at,
-                    f"asks for {shown} {unit(resource)}, and ResourceQuota {quota.name} of its namespace "
-                    f"allows {plain(limit)} "
-                    f"({name}): a part of its pods is refused, and the rest waits for them",
+                    f"asks for {shown} {unit(resource)}, and ResourceQuota {quota.name} of its namespace allows "
+                    f"{plain(limit)} ({name}): a part of its pods is refused, and the rest waits for them",
                     f"leave GPUs to Kueue and take {name} out of ResourceQuota {quota.name}, or ask for less",
                 )
                 break

@@ -77,9 +77,8 @@ def unknown_field(scene: Scene) -> Iterator[Raw]:
                         yield Raw(
                             thing,
                             (*path, key),
-                            f"has the field {'.'.join(map(str, (*path, key)))}, which a {kind} does not have: "
-                            f"it is dropped, "
-                            "and what it was meant for does not happen",
+                            f"has the field {'.'.join(map(str, (*path, key)))}, which a {kind} does not have: it is "
+                            "dropped, and what it was meant for does not happen",
                             f"write {best}" if best else f"the fields here are {', '.join(names)}",
                         )
 
@@ -117,9 +116,8 @@ def elastic_size(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 path,
-                f"has a minimum ({MIN_PARALLELISM}), which Kueue reads on batch Jobs only: it is admitted "
-                f"whole or not at "
-                "all",
+                f"has a minimum ({MIN_PARALLELISM}), which Kueue reads on batch Jobs only: it is admitted whole or "
+                "not at all",
                 "write it as a batch Job (`myriad job new batch --elastic MIN:MAX`)",
             )
         elif value is not None:
@@ -140,9 +138,8 @@ def elastic_size(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     path,
-                    f"may start with {least} of its {pods} pods and still wants {pods} completions: the "
-                    f"missing ranks run "
-                    "after the others, alone",
+                    f"may start with {least} of its {pods} pods and still wants {pods} completions: the missing ranks "
+                    "run after the others, alone",
                     f'set the annotation {EQUAL_COMPLETIONS}: "true", so that the number of ranks follows '
                     f"what was admitted",
                 )
@@ -150,9 +147,8 @@ def elastic_size(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 ("spec", "elasticPolicy"),
-                "has an elasticPolicy and stands in a queue of Kueue, which admits it whole or not at all: it "
-                "never starts "
-                "smaller, and what an autoscaler adds is counted by nobody",
+                "has an elasticPolicy and stands in a queue of Kueue, which admits it whole or not at all: it never "
+                "starts smaller, and what an autoscaler adds is counted by nobody",
                 "use `myriad job new batch --elastic MIN:MAX`, or take elasticPolicy out",
                 "warning",
             )
@@ -173,9 +169,8 @@ def ranks_without_index(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 work.thing,
                 ("spec", "completionMode") if "completionMode" in work.thing.spec else ("spec", "parallelism"),
-                f"runs {work.count} GPU pods without an index (completionMode is not Indexed): none of them "
-                f"knows its rank, "
-                "and Kueue cannot place neighbouring ranks side by side",
+                f"runs {work.count} GPU pods without an index (completionMode is not Indexed): none of them knows its "
+                "rank, and Kueue cannot place neighbouring ranks side by side",
                 "set completionMode: Indexed and completions equal to parallelism",
             )
 
@@ -199,9 +194,8 @@ def claim_not_found(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         work.thing,
                         (*pods.path, "spec", "volumes", index),
-                        f"mounts the PersistentVolumeClaim {name}, which its namespace does not have: its "
-                        f"pods are admitted "
-                        "and stay Pending with their GPUs",
+                        f"mounts the PersistentVolumeClaim {name}, which its namespace does not have: its pods are "
+                        "admitted and stay Pending with their GPUs",
                         f"make the claim {name}, or correct the name",
                     )
 
@@ -226,9 +220,8 @@ def leaves_unprepared(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     work.thing,
                     (*pods.path, "spec"),
-                    f"has neither a preStop hook nor says that it handles SIGTERM: what its "
-                    f"{gpus_words(work)} have computed "
-                    "since the last checkpoint is lost when it is preempted",
+                    f"has neither a preStop hook nor says that it handles SIGTERM: what its {gpus_words(work)} have "
+                    "computed since the last checkpoint is lost when it is preempted",
                     f'save on SIGTERM and say so ({HANDLES_SIGTERM}: "true" on the pod template), or add a '
                     f"preStop hook",
                 )

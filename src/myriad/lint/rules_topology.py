@@ -55,8 +55,8 @@ def topology_not_found(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 flavor,
                 ("spec",),
-                f"names the Topology {name} and no nodeLabels: Kueue refuses it, as it "
-                f"cannot tell which nodes are meant",
+                f"names the Topology {name} and no nodeLabels: Kueue refuses it, as it cannot tell which nodes are "
+                "meant",
                 "add nodeLabels, such as {myriad.dev/pool: POOL}",
             )
 
@@ -90,9 +90,8 @@ def topology_levels(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 topology,
                 (*at, len(levels) - 1, "nodeLabel"),
-                f"ends at {levels[-1]} and not at {HOSTNAME}: Kueue assigns no nodes, so kube-scheduler may "
-                f"split a gang over what is left, "
-                "and a node that dies is not replaced in its rack",
+                f"ends at {levels[-1]} and not at {HOSTNAME}: Kueue assigns no nodes, so kube-scheduler may split a "
+                "gang over what is left, and a node that dies is not replaced in its rack",
                 f"add the level {HOSTNAME} at the end",
                 "warning",
             )
@@ -124,9 +123,8 @@ def nodes_without_level(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 target,
                 ("spec", "levels"),
-                f"counts on the label {level}, and {len(lacking)} of {len(nodes)} GPU nodes lack it "
-                f"({names}): they are left out without a word, "
-                "and their GPUs idle",
+                f"counts on the label {level}, and {len(lacking)} of {len(nodes)} GPU nodes lack it ({names}): they "
+                "are left out without a word, and their GPUs idle",
                 "label them (`myriad site --limit NODE` does it from the inventory)",
             )
 
@@ -179,8 +177,8 @@ def flavors_overlap(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 one,
                 ("spec", "nodeLabels") if a else ("spec",),
-                f"counts nodes that flavor {other.name} counts too ({_labels(a)} and {_labels(b)}): their "
-                f"GPUs are promised twice",
+                f"counts nodes that flavor {other.name} counts too ({_labels(a)} and {_labels(b)}): their GPUs are "
+                "promised twice",
                 "let each node belong to one flavor (myriad.dev/pool does)",
             )
 
@@ -216,8 +214,8 @@ def topology_wish(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         work.thing,
                         ("metadata", "annotations", name),
-                        f"wishes for a topology ({name}) on the {work.thing.kind} itself, where Kueue does "
-                        f"not look: the gang is placed anywhere",
+                        f"wishes for a topology ({name}) on the {work.thing.kind} itself, where Kueue does not look: "
+                        "the gang is placed anywhere",
                         "move the annotation to the pod template's metadata",
                     )
         for pods in work.pods:
@@ -408,8 +406,8 @@ def hypernode_tree(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     hyper,
                     path,
-                    f"is of tier {tier} and has {name} of tier {inner.spec.get('tier')} below it: a lower "
-                    f"number is nearer, so the tree is upside down",
+                    f"is of tier {tier} and has {name} of tier {inner.spec.get('tier')} below it: a lower number is "
+                    "nearer, so the tree is upside down",
                     "number tiers from 1 at the rack upwards",
                 )
             first = holder.setdefault(("HyperNode", name), hyper)
@@ -417,8 +415,8 @@ def hypernode_tree(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     hyper,
                     path,
-                    f"has {name} below it, which is below {first.name} too: it is no tree, "
-                    f"and gangs are placed wrongly",
+                    f"has {name} below it, which is below {first.name} too: it is no tree, and gangs are placed "
+                    "wrongly",
                     "keep one",
                 )
         seen: set[str] = set()
@@ -470,8 +468,8 @@ def network_topology(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     thing,
                     (*at, "highestTierAllowed"),
-                    f"may not leave tier {tier}, and the lowest "
-                    f"HyperNodes are of tier {min(tiers)}: it stays Pending for ever",
+                    f"may not leave tier {tier}, and the lowest HyperNodes are of tier {min(tiers)}: it stays Pending "
+                    "for ever",
                     f"allow tier {min(tiers)} or a higher one",
                 )
             elif name and name not in names:
@@ -502,7 +500,7 @@ def hypernode_by_hand(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 hyper,
                 ("spec", "members", named[0]),
-                f"lists {len(named)} "
-                f"node{'s' if len(named) > 1 else ''} by name: it is wrong after the next swap of a machine",
+                f"lists {len(named)} node{'s' if len(named) > 1 else ''} by name: it is wrong after the next swap of "
+                "a machine",
                 "select by the rack label: labelMatch: {matchLabels: {myriad.dev/rack: PLACE}} (`myriad render` does)",
             )

@@ -128,9 +128,8 @@ def volcano_unknown_action(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     configuration,
                     ("actions",),
-                    f"has the action {name!r}, which Volcano does not know: it throws the whole configuration "
-                    f"away and goes on with the last one, or "
-                    "with its default, in silence",
+                    f"has the action {name!r}, which Volcano does not know: it throws the whole configuration away "
+                    "and goes on with the last one, or with its default, in silence",
                     f"write {best}" if best else f"use only {', '.join(ACTIONS)}",
                 )
 
@@ -179,9 +178,8 @@ def volcano_second_preemptor(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 configuration,
                 ("actions",),
-                f"lets Volcano evict ({', '.join(on)}) what Kueue has admitted: Kueue takes it for a failed "
-                f"pod, keeps the quota, and the job uses up "
-                "its retries",
+                f"lets Volcano evict ({', '.join(on)}) what Kueue has admitted: Kueue takes it for a failed pod, "
+                "keeps the quota, and the job uses up its retries",
                 'write actions: "enqueue, allocate, backfill"; Kueue is the only preemptor',
             )
         both = [(a, b) for a, b in (("preempt", "gangpreempt"), ("reclaim", "gangreclaim")) if a in on and b in on]
@@ -215,9 +213,8 @@ def volcano_overcommit(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     configuration,
                     (*path, "arguments", "overcommit-factor") if value is not None else (*path, "name"),
-                    f"overcommits the cluster (overcommit-factor {shown}): PodGroups are let in for which "
-                    f"there is no room, and small ones pass the large "
-                    "one that waits",
+                    f"overcommits the cluster (overcommit-factor {shown}): PodGroups are let in for which there is no "
+                    "room, and small ones pass the large one that waits",
                     "set arguments: {overcommit-factor: 1.0}, or take the plugin out where Kueue counts quota",
                 )
 
@@ -239,9 +236,9 @@ def volcano_gang_blocks_victims(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     configuration,
                     (*path, "enablePreemptable") if "enablePreemptable" in plugin else (*path, "name"),
-                    f"runs {', '.join(on)} with enablePreemptable of the gang plugin on"
-                    f"{'' if 'enablePreemptable' in plugin else ' (the default)'}: no pod of a gang at its "
-                    f"minimum may be a victim, so nothing is preempted",
+                    f"runs {', '.join(on)} with enablePreemptable of the gang plugin "
+                    f"on{'' if 'enablePreemptable' in plugin else ' (the default)'}: no pod of a gang at its minimum "
+                    "may be a victim, so nothing is preempted",
                     "set enablePreemptable: false on the gang plugin",
                 )
 
@@ -290,8 +287,8 @@ def volcano_extender(scene: Scene) -> Iterator[Raw]:
                 yield Raw(
                     configuration,
                     (*at, "extender.jobReadyVerb"),
-                    "asks an ignorable extender whether jobs "
-                    "are ready: while it is down no job is ready, and nothing is bound",
+                    "asks an ignorable extender whether jobs are ready: while it is down no job is ready, and "
+                    "nothing is bound",
                     "take jobReadyVerb out",
                 )
             if "extender.onSessionOpenVerb" in arguments:
@@ -313,8 +310,7 @@ def volcano_extender(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         configuration,
                         (*at, f"extender.{verb}"),
-                        f"calls its extender for {many}, without a "
-                        f"circuit breaker: when it is down, each call costs "
+                        f"calls its extender for {many}, without a circuit breaker: when it is down, each call costs "
                         f"{arguments.get('extender.httpTimeout', '1s')} of the session",
                         f"take {verb} out, or keep httpTimeout at a few milliseconds",
                         "warning",

@@ -33,11 +33,10 @@ def two_quota_ledgers(scene: Scene) -> Iterator[Raw]:
         yield Raw(
             queue,
             ("spec", said[0]),
-            f"limits what Kueue counts already ({' and '.join(said)}: {shown}): where the two differ, Volcano "
-            f"refuses what Kueue has admitted, and nobody says "
-            "which of them holds a job",
-            "take " + " and ".join(said) + " out (one neutral queue), or generate the queues from the "
-            "ClusterQueues (`myriad render`)",
+            f"limits what Kueue counts already ({' and '.join(said)}: {shown}): where the two differ, Volcano refuses "
+            "what Kueue has admitted, and nobody says which of them holds a job",
+            "take " + " and ".join(said) + " out (one neutral queue), or generate the queues from the ClusterQueues "
+            "(`myriad render`)",
         )
     weighted = [
         q for q in scene.of("Queue") if q.name not in ("root", "default") and whole(q.spec.get("weight"), 1) >= 1
@@ -47,8 +46,8 @@ def two_quota_ledgers(scene: Scene) -> Iterator[Raw]:
         yield Raw(
             weighted[0],
             ("spec", "weight"),
-            f"is one of {len(weighted)} queues with weights under the proportion plugin: `deserved` follows "
-            f"from the weights, and refuses what Kueue has admitted",
+            f"is one of {len(weighted)} queues with weights under the proportion plugin: `deserved` follows from the "
+            "weights, and refuses what Kueue has admitted",
             "use one neutral queue",
         )
 
@@ -212,8 +211,8 @@ def volcano_queue_figures(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         queue,
                         path,
-                        f"has {low} {plain(bottom)} above {high} {plain(top)} of {name}: "
-                        f"it is refused, or never gets it",
+                        f"has {low} {plain(bottom)} above {high} {plain(top)} of {name}: it is refused, or never gets "
+                        "it",
                         f"lower {low} or raise {high}",
                     )
 
@@ -249,8 +248,8 @@ def podgroup_without_resources(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 group,
                 ("spec",),
-                "has no minResources: Volcano enqueues it without asking whether there is "
-                "room, and its pods pile up Pending",
+                "has no minResources: Volcano enqueues it without asking whether there is room, and its pods pile up "
+                "Pending",
                 "set minResources to the sum of its pods' requests",
             )
         elif members and whole(group.spec.get("minMember"), 1) >= sum(w.count for w in members):
@@ -259,8 +258,8 @@ def podgroup_without_resources(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         group,
                         ("spec", "minResources", name) if name in stated else ("spec", "minResources"),
-                        f"says {plain(stated.get(name, Decimal(0)))} {unit(name)} in minResources, and its "
-                        f"pods ask for {plain(need)}: too much or too little is reserved",
+                        f"says {plain(stated.get(name, Decimal(0)))} {unit(name)} in minResources, and its pods ask "
+                        f"for {plain(need)}: too much or too little is reserved",
                         f"write {plain(need)}",
                     )
 
@@ -333,8 +332,8 @@ def trainjob_phantom_reservation(scene: Scene) -> Iterator[Raw]:
         yield Raw(
             work.thing,
             ("spec", "runtimeRef"),
-            f"uses the runtime {runtime.name} with Volcano's PodGroup policy: while Kueue holds the job back, "
-            f"the group reserves room for pods that do not exist"
+            f"uses the runtime {runtime.name} with Volcano's PodGroup policy: while Kueue holds the job back, the "
+            "group reserves room for pods that do not exist"
             + (", and it reckons with the runtime's resources, not with resourcesPerNode" if override else ""),
             "use a runtime without podGroupPolicy (Kueue admits whole jobs), or a PyTorchJob",
         )
@@ -373,8 +372,8 @@ def volcano_leader_election(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 deployment,
                 ("spec", "replicas"),
-                f"runs {replicas} replicas without leader election: "
-                f"all of them bind pods, and a GPU is given away twice",
+                f"runs {replicas} replicas without leader election: all of them bind pods, and a GPU is given away "
+                "twice",
                 "add the argument --leader-elect=true",
             )
         elif replicas == 1:

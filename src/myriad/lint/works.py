@@ -204,12 +204,13 @@ class Work:
     @property
     def queue(self) -> str:
         """Kueue's LocalQueue that it names."""
-        return text(self.thing.labels, QUEUE_LABEL)
+        return text(self.thing.body, *self.queue_at)
 
     @property
     def queue_at(self) -> KeyPath:
         """Where that label stands, or should."""
-        return ("metadata", "labels", QUEUE_LABEL)
+        outer: KeyPath = ("spec", "jobTemplate") if self.kind == "CronJob" else ()
+        return (*outer, "metadata", "labels", QUEUE_LABEL)
 
     def arithmetic(self, resource: str) -> str:
         """`9 x 8 = 72`, `1 x 4 + 2 x 8 = 20`: how its amount of a resource comes about."""

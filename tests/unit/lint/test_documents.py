@@ -157,3 +157,14 @@ def test_warnings_count_only_when_they_are_asked_to(tmp_path: Path) -> None:
     )
     assert lint(str(file))[0] == 0
     assert lint(str(file), "--strict")[0] == 4
+
+
+def test_patches_beside_manifests_are_left_out_and_a_list_among_objects_is_not(tmp_path: Path) -> None:
+    (tmp_path / "patch.yaml").write_text("- op: remove\n  path: /spec\n")
+    (tmp_path / "ok.yaml").write_text("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n")
+    code, text = lint(str(tmp_path))
+    assert code == 0 and "1 file without Kubernetes objects" in text
+    (tmp_path / "mixed.yaml").write_text("apiVersion: v1\nkind: Namespace\nmetadata: {name: b}\n---\n- op: remove\n")
+    code, text = lint(str(tmp_path))
+    assert code == 1 and "mixed.yaml:5: this is a list" in text
+    assert lint(str(tmp_path / "patch.yaml"))[0] == 1

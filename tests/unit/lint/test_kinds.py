@@ -332,3 +332,51 @@ def test_a_folded_configuration_has_the_line_of_its_block() -> None:
     )
     said = findings(with_configurations(scene_of(read_text(text, "f.yml"))))
     assert {(f.line, f.rule) for f in said} == {(7, "volcano-unknown-action")}
+
+
+def test_a_cronjob_names_its_queue_in_the_jobs_that_it_makes() -> None:
+    inner = job()
+    body = {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": {"name": "c", "namespace": "n", "labels": {"kueue.x-k8s.io/queue-name": "q"}},
+        "spec": {"schedule": "@daily", "jobTemplate": {"spec": inner["spec"]}},
+    }
+    assert "no-queue-label" in rules(body)
+    body["spec"]["jobTemplate"]["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
+    assert "no-queue-label" not in rules(body)
+
+
+def test_where_kueue_manages_all_jobs_one_without_a_queue_never_starts() -> None:
+    configuration = {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "manageJobsWithoutQueueName": True,
+        "waitForPodsReady": {"timeout": "15m"},
+    }
+    said = [f.message for f in found(configuration, job(queue="")) if f.rule == "no-queue-label"]
+    assert "holds it back for ever" in said[0]
+
+
+def test_c16_cpu_jobs_in_the_order_of_gpu_jobs_are_a_note() -> None:
+    def group(name: str, *resources: str) -> Json:
+        quotas = [{"name": r, "nominalQuota": 8} for r in resources]
+        return {"coveredResources": list(resources), "flavors": [{"name": name, "resources": quotas}]}
+
+    queue = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ClusterQueue",
+        "metadata": {"name": "cq"},
+        "spec": {
+            "namespaceSelector": {"matchLabels": {"a": "b"}},
+            "resourceGroups": [group("cpu", "cpu", "memory"), group("h100", "nvidia.com/gpu")],
+        },
+    }
+    assert [f.severity for f in found(queue) if f.rule == "mixed-flavors"] == ["note"]
+
+
+def test_a_queue_label_on_the_pods_is_told_apart_from_none() -> None:
+    body = job(queue="")
+    body["spec"]["template"]["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
+    said = [f for f in found(body) if f.rule == "no-queue-label"]
+    assert "in the pod template" in said[0].message and said[0].key.startswith("spec.template.metadata.labels")
