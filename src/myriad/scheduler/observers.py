@@ -109,9 +109,11 @@ class Observing(threading.Thread):
 def observers_of(parts: Surroundings) -> list[Observer]:
     """Every observer of the extension: one line each."""
     # Imported here: each observer is made from `Surroundings`.
+    from myriad.scheduler.diagnose.observer import Diagnosing
     from myriad.scheduler.protecting import Protecting
     from myriad.scheduler.telling import telling
 
     found: list[Observer] = [Protecting(parts)]
     found.append(telling(parts.api, parts.cache, parts.events, parts.metrics.registry, parts.settings))
+    found.append(Diagnosing(parts.api, parts.cache, parts.metrics.registry))
     return found
