@@ -236,6 +236,7 @@ def _start_api(plane: ControlPlane, users: Sequence[str]) -> None:
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
             f"--token-auth-file={work}/tokens.csv",
+            f"--client-ca-file={certificate}",
             "--authorization-mode=RBAC",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
