@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 from myriad.cli import build_app
 from myriad.errors import MyriadError
+from myriad.fleet import check, objects_for_cluster_policy
+from myriad.fleet.source import inventory_from_groups
 from myriad.jobs.submit import PYTORCH_JOBS
-from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, Resource, connect
+from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError, Resource, connect
 
 Json = dict[str, Any]
 
@@ -250,6 +252,43 @@ def test_a_pytorchjob_follows_the_cluster(plane: ControlPlane, api: Api) -> None
     )
     assert made["spec"]["pytorchReplicaSpecs"].keys() == {"Master", "Worker"}
     api.delete(PYTORCH_JOBS, "torch", namespace="vision")
+
+
+def test_what_is_rendered_passes_the_admission_rules_of_the_site(plane: ControlPlane, api: Api) -> None:
+    """The rules that the same description renders: a `:latest` is refused by them, every form of `job new` is not."""
+    checked = check(
+        inventory_from_groups(
+            {
+                "myriad_pools": {"h100": {"model": "H100-SXM5-80GB"}},
+                "myriad_priorities": {"normal": 500},
+                "myriad_teams": {"vision": {"namespaces": ["vision"], "quota": {"h100": 24}}},
+            },
+            {"control_plane": ["cp1"], "gpu_nodes": [], "pool_h100": []},
+        )
+    )
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ConfigMap")
+    objects = [o for o in objects_for_cluster_policy(checked.fleet) if o["kind"] in kinds]
+    assert any(o["kind"] == kinds[0] for o in objects)
+    plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}, *objects])
+
+    def refused() -> bool:
+        body = apiserver.gang_job("loose", pods=2, gpus=8)
+        body["spec"]["template"]["spec"]["containers"][0]["image"] = "registry.invalid/train:latest"
+        try:
+            api.create(JOBS, body, namespace="vision", dry_run=True)
+        except ApiError as error:
+            return "digest" in error.message
+        return False
+
+    until(refused, "the rules are in force")
+    for name, form, options in (
+        ("one", "batch", ("--nodes", "1", "--gpus", "1")),
+        ("two", "batch", ("--nodes", "2", "--gpus", "8", "--priority", "normal")),
+        ("three", "batch", ("--elastic", "1:2", "--gpus", "8")),
+        ("four", "pytorch", ("--nodes", "2", "--gpus", "8")),
+    ):
+        code, text = myriad(plane, "job", "submit", "-", "--dry-run", stdin=new(plane, name, *options, form=form))
+        assert code == 0 and "Not created (dry run)." in text, text
 
 
 def test_the_corrected_manifests_are_accepted(plane: ControlPlane) -> None:
