@@ -181,6 +181,10 @@ class Scene:
         return found
 
     @cached_property
+    def _exact(self) -> Mapping[tuple[str, str, str], Thing]:
+        return {(thing.kind, thing.name, thing.namespace): thing for thing in reversed(self.things)}
+
+    @cached_property
     def _by_name(self) -> Mapping[tuple[str, str], list[Thing]]:
         found: dict[tuple[str, str], list[Thing]] = defaultdict(list)
         for thing in self.things:
@@ -197,6 +201,9 @@ class Scene:
 
     def find(self, kind: str, name: str, namespace: str = "") -> Thing | None:
         """An object by name; one that does not say its namespace counts as in any."""
+        exact = self._exact.get((kind, name, namespace))
+        if exact is not None:
+            return exact
         for thing in self._by_name.get((kind, name), ()):
             if not namespace or not thing.namespace or thing.namespace == namespace:
                 return thing
