@@ -421,7 +421,9 @@ def _nodes(nodes: Mapping[str, Json], frame: Frame) -> str:
 def _job_view(data: Json, frame: Frame) -> str:
     why = data["why"]
     lines = "".join(
-        f"<div><dt>{escape(line['about'])}</dt><dd>{escape(line['text'])}</dd></div>" for line in why["lines"]
+        f"<div><dt>{escape(line['about'])}</dt><dd>{escape(line['text'])}</dd></div>"
+        for line in why["lines"]
+        if line["about"] != "unblocks"
     )
     unblocks = "".join(f"<li>{escape(u)}</li>" for u in why["unblocks"])
     what_helps = f"<h3>What would unblock it</h3><ul>{unblocks}</ul>" if unblocks else ""
@@ -438,15 +440,20 @@ def _job_view(data: Json, frame: Frame) -> str:
  aria-label="Where the job stands. Arrow keys go from node to node." aria-describedby="map-node"></canvas>
 <figcaption id="map-node" class="map-node" aria-live="polite">The job's nodes are ringed.</figcaption></figure>
 {table("placement", "Nodes and pods of the job", ["node", "pods#"], nodes, "It stands on no node.")}</section>"""
+    about = ", ".join(
+        ([escape(data["size"]), f"priority {data['priority']}"] if data["size"] else [])
+        + ([f"queue {escape(data['queue'])}"] if data["queue"] else [])
+    )
+    looked = {line["about"] for line in why["lines"]}
+    footer = "" if "looked at" in looked else f'<p class="dim">Looked at: {escape(", ".join(why["looked_at"]))}.</p>'
     return f"""<p class="lead"><strong>{escape(why["first_cause"])}</strong></p>
-<p class="dim">{escape(data["size"])}{", priority " + str(data["priority"]) if data["size"] else ""}
-{", queue " + escape(data["queue"]) if data["queue"] else ""}</p>
+<p class="dim">{about}</p>
 <section aria-labelledby="h-why"><h2 id="h-why">Why</h2>
 <dl class="why">{lines}</dl>{what_helps}
-<p class="dim">Looked at: {escape(", ".join(why["looked_at"]))}.</p></section>
+{footer}</section>
 {placed}
 <section aria-labelledby="h-timeline"><h2 id="h-timeline">Timeline</h2>
-{table("timeline", "What happened to the job, oldest first", ["time", "what", "detail"], timeline, "Nothing yet.")}
+{table("timeline", "What happened to it, oldest first", ["time (UTC)", "what", "detail"], timeline, "Nothing yet.")}
 </section>
 <section aria-labelledby="h-decisions"><h2 id="h-decisions">Decisions</h2>
 {decision_table(data["decisions"], frame)}</section>
@@ -472,7 +479,7 @@ def decision_table(records: Sequence[Json], frame: Frame) -> str:
             escape(detail),
         ]
         rows.append((f"{d['time']} {d['event']} {d.get('namespace', '')}/{d['name']}", cells))
-    heads = ["time", "event", "job", "place", "reason"]
+    heads = ["time (UTC)", "event", "job", "place", "reason"]
     return table("decisions", "Decision records, newest first", heads, rows, "No decision is recorded.")
 
 
@@ -497,7 +504,7 @@ def preemption_table(evictions: Sequence[Json], frame: Frame) -> str:
             str(e.get("count") or 1),
         ]
         rows.append((e["id"], cells))
-    heads = ["time", "job", "for", "policy", "killed at", "last checkpoint", "GPU-hours at risk#", "times#"]
+    heads = ["time (UTC)", "job", "for", "policy", "killed at", "last checkpoint", "GPU-hours at risk#", "times#"]
     return table("preemptions", "Evictions, newest first", heads, rows, "No eviction is recorded.")
 
 
