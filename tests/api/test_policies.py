@@ -113,9 +113,12 @@ def pytorchjob(queue: str | None = "h100", *, minimum: int | None = 3, **spec: A
     return body
 
 
-def pod(queue: str | None = "h100", **spec: Any) -> Json:
+def pod(queue: str | None = "h100", *, gated: bool = True, **spec: Any) -> Json:
     body = job(queue)
     made = template(**spec)
+    if gated:
+        # As Kueue's webhook has set it by then, where Kueue counts pods.
+        made["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
     return body | {"apiVersion": "v1", "kind": "Pod", "spec": made["spec"]}
 
 
@@ -153,6 +156,7 @@ CASES: list[tuple[str, Json, tuple[str, ...], Json]] = [
     ("queue", pytorchjob(None), ("PyTorchJob bert asks for GPUs and names no queue",), pytorchjob()),
     ("queue", pod(None), ("Pod bert asks for GPUs and names no queue",), pod()),
     ("queue", service(None), ("Deployment bert asks for GPUs and names no queue",), service()),
+    ("queue", pod(gated=False), ("Kueue does not count single pods here: make it a Job",), pod()),
     ("queue", job("h10"), ('names the queue "h10", which namespace vision does not have',), job("h100")),
     (
         "gpu-limits",

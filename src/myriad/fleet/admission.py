@@ -23,6 +23,7 @@ HANDLES_SIGTERM = "myriad.dev/handles-sigterm"
 USE = "myriad.dev/use"
 """Annotation of a batch job in an inference pool: "inference"."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+ADMISSION_GATE = "kueue.x-k8s.io/admission"
 TIME_LABEL = "kueue.x-k8s.io/max-exec-time-seconds"
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 GROUP_MIN_MEMBER = "scheduling.volcano.sh/group-min-member"
@@ -198,9 +199,32 @@ def _queue(fleet: model.Fleet, kinds: Sequence[str]) -> _Rule:
                 "variables.who + ' names the queue \"' + variables.queue + '\", which namespace ' + "
                 f"request.namespace + ' does not have: set the label {QUEUE_LABEL} to ' + variables.pools.join(' or ')",
             ),
+            *_uncounted(fleet),
         ],
         {"pools": pools},
     )
+
+
+def _uncounted(fleet: model.Fleet) -> list[tuple[str, str]]:
+    """Checks that Kueue counts what names a queue. It holds a pod back by a gate, which its webhook sets before these
+    rules are asked; without inference pools (and so without its integration of pods and services) it counts jobs only.
+    """
+    gated = f"has(object.spec.schedulingGates) && object.spec.schedulingGates.exists(g, g.name == '{ADMISSION_GATE}')"
+    checks = [
+        (
+            f"request.kind.kind != 'Pod' || variables.queue == '' || ({gated})",
+            "variables.who + ' names a queue, but Kueue does not count single pods here: make it a Job'",
+        )
+    ]
+    if all(pool.use != "inference" for pool in fleet.pools.values()):
+        checks.append(
+            (
+                "request.kind.kind in ['Pod', 'Job', 'PyTorchJob']",
+                "variables.who + ' is a service with GPUs, and this site has no inference pool, so that nobody would "
+                "count them: make it a Job, or describe a pool with use: inference'",
+            )
+        )
+    return checks
 
 
 def _gpu_limits(gpu: str, kinds: Sequence[str]) -> _Rule:

@@ -63,3 +63,13 @@ def test_a_thousand_teams_make_no_expression_longer(checked: Callable[..., Check
         return max(len(str(o)) for o in made)
 
     assert longest(1000) == longest(1)
+
+
+def test_a_site_without_inference_has_no_services_with_gpus(checked: Callable[..., Checked]) -> None:
+    def checks(use: str) -> str:
+        made = admission_objects(checked(myriad_pools={"h100": H100 | {"use": use}}).fleet, labels={})
+        (queue,) = [o for o in made if o["metadata"]["name"] == "myriad-queue" and "validations" in o["spec"]]
+        return str(queue["spec"]["validations"])
+
+    assert "is a service with GPUs, and this site has no inference pool" in checks("training")
+    assert "is a service" not in checks("inference")
