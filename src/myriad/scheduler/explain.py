@@ -89,7 +89,7 @@ class _Explainer:
             self._on_nodes()
             self.lines.extend(("odd", text) for text in f.odd)
             return self._close("running", f"running, {f.pods_ready} of {f.pods_expected} pods ready", waiting=False)
-        if f.admitted:
+        if f.admitted and not any(c.layer == "suspended" for c in f.causes):
             return self._starting()
         if f.suspended_by_user:
             return self._held_by_owner()
