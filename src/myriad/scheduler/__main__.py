@@ -1,4 +1,5 @@
-"""`python -m myriad.scheduler`: the extension. `python -m myriad.scheduler detach`: leave the cluster unsteered."""
+"""`python -m myriad.scheduler`: the extension. With `detach` it leaves the cluster unsteered, with `deadman` only where
+nobody leads."""
 
 from __future__ import annotations
 
@@ -9,15 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from myriad.errors import MyriadError
 from myriad.kube.client import Api, connect
+from myriad.scheduler import deadman
 from myriad.scheduler.attach import detach_all
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import DecisionLog
 from myriad.scheduler.events import EventSink
+from myriad.scheduler.inputs import InputsFolder, Keeper
 from myriad.scheduler.leader import LeaderElection
+from myriad.scheduler.ledger.start import Accounting
 from myriad.scheduler.metrics import Metrics
+from myriad.scheduler.notices.book import Book
+from myriad.scheduler.notices.start import noticing, tending
 from myriad.scheduler.observers import Observing, Surroundings, observers_of
 from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.settings import Settings
@@ -28,6 +35,7 @@ log = logging.getLogger("myriad.scheduler")
 
 _STUCK_S = 120.0
 _COPY_INTERVAL_S = 2.0
+_EVICTIONS_INTERVAL_S = 5.0
 _SETTLE_MOST_S = 2.0
 
 
@@ -52,6 +60,7 @@ class Extension:
             retry_period_s=settings.retry_period_s,
             stop=self.stop,
             changed=lambda leading: self.metrics.leading.set(1 if leading else 0),
+            fit=lambda: not self.not_ready(),
         )
         events = EventSink(api, interval_s=settings.event_interval_s)
         self.steering = Steering(
@@ -61,19 +70,24 @@ class Extension:
             decisions=self.decisions,
             events=events,
             metrics=self.metrics,
+            inputs=Keeper(InputsFolder(settings.decisions.with_name("inputs"))),
         )
-        self.observing = Observing(
-            observers_of(Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)),
-            cache=self.cache,
-            may_act=lambda: self.leader.is_leader() and not self.not_ready(),
-            stop=self.stop,
-        )
+        surroundings = Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)
+        self.observing = Observing(observers_of(surroundings), cache=self.cache, may_act=self._may_act, stop=self.stop)
+        self.evictions = Book(api, namespace=settings.namespace)
+        self.noticing = noticing(surroundings, self.evictions, may_act=self._may_act, stop=self.stop)
+        self.tending = tending(surroundings, self.evictions, may_act=self._may_act, stop=self.stop)
+        self.accounting = Accounting(surroundings, may_act=self._may_act, stop=self.stop)
         self.gate = gate_of(api, settings, self.cache)
         self._copier = Copier(
             api, self.decisions, namespace=settings.namespace, port=settings.port, token=settings.peer_token
         )
+        self._evictions_due = every(_EVICTIONS_INTERVAL_S, time.monotonic)
         self._copy_due = every(_COPY_INTERVAL_S, time.monotonic)
         self._beat = time.monotonic()
+
+    def _may_act(self) -> bool:
+        return self.leader.is_leader() and not self.not_ready()
 
     def not_ready(self) -> list[str]:
         """Kinds that the cache does not follow yet."""
@@ -94,6 +108,9 @@ class Extension:
         self.cache.follow(self.api, self.stop)
         self.leader.start()
         self.observing.start()
+        self.noticing.start()
+        self.tending.start()
+        self.accounting.start()
         seen, last, took_s = -1, float("-inf"), 0.0
         ready = False
         while not self.stop.is_set():
@@ -122,10 +139,19 @@ class Extension:
                 seen = -1
                 self.stop.wait(1.0)
         self.observing.join(timeout=5.0)
+        self.noticing.join(timeout=5.0)
+        self.tending.join(timeout=5.0)
+        self.accounting.join(5.0)
         self.leader.join(timeout=5.0)
         server()
         self._log.close()
         self.api.close()
+
+    def _eviction_records(self) -> list[dict[str, Any]]:
+        # The leader's book is what it wrote; a follower reads what the leader wrote, now and then.
+        if not self.leader.is_leader() and self._evictions_due():
+            self.evictions.load()
+        return [r.facts["eviction"] for r in self.evictions.records() if "eviction" in r.facts]
 
     def _serve(self) -> Stopper:
         # Imported here: `detach` needs neither, and a pod that starts shows its faults sooner.
@@ -143,6 +169,8 @@ class Extension:
                 not_ready=self.not_ready,
                 faults=self.faults,
                 leader=lambda: (self.leader.holder, self.leader.is_leader()),
+                evictions=self._eviction_records,
+                inputs=InputsFolder(self.settings.decisions.with_name("inputs")).get,
             )
         )
         server = uvicorn.Server(uvicorn_config(app, port=self.settings.port))
@@ -166,7 +194,7 @@ class Stopper:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m myriad.scheduler", description=__doc__)
-    parser.add_argument("command", nargs="?", choices=["serve", "detach"], default="serve")
+    parser.add_argument("command", nargs="?", choices=["serve", "detach", "deadman"], default="serve")
     parser.add_argument("--kubeconfig", help="a kubeconfig; in a pod the service account is used")
     parser.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args(arguments)
@@ -180,6 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = Settings.from_env()
         api = connect(options.kubeconfig)
+        if options.command == "deadman":
+            return deadman.run(api, settings)
         if options.command == "detach":
             done, kept = detach_all(api, settings.admission_check)
             print(f"detached from {', '.join(done) or 'no ClusterQueue: none had the check'}")

@@ -394,6 +394,11 @@ class Cache:
                 and ((body := self.objects[WORKLOADS.plural][key]).get("status") or {}).get("schedulingStats")
             ]
 
+    def gpu_pods(self) -> list[Json]:
+        """All GPU pods, whatever their state."""
+        with self.lock:
+            return list(self._gpu_pods.values())
+
     def gpu_pods_in(self, namespace: str) -> list[Json]:
         """All GPU pods of a namespace, whatever their state."""
         with self.lock:

@@ -219,7 +219,7 @@ class Notices:
 
     def _write_events(self, workload: Json, eviction: Eviction) -> None:
         message = text.event_message(eviction, details=self._details(eviction.victim.namespace, eviction.victim.job))
-        for about in _objects(workload):
+        for about in objects_of(workload):
             self._event(event(about, eviction, message, self._now()))
 
     def _event(self, body: Json) -> None:
@@ -258,7 +258,7 @@ def eviction_of(record: Record) -> Eviction | None:
         return None
 
 
-def _objects(workload: Json) -> list[Json]:
+def objects_of(workload: Json) -> list[Json]:
     """The Workload and its owner, as Events refer to them."""
     metadata = workload["metadata"]
     found = [{"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": metadata}]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from myriad.scheduler.notices.aftermath import Aftermath
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.courier import Courier
 from myriad.scheduler.notices.gather import Eta
 from myriad.scheduler.notices.observer import Notices
 from myriad.scheduler.notices.targets import Addresses
 from myriad.scheduler.observers import Observing, Surroundings
+from myriad.scheduler.shield import Shields
 
 
 def noticing(
@@ -57,3 +59,11 @@ def noticing(
         counted=counted,
     )
     return Observing([notices], cache=parts.cache, may_act=may_act, stop=stop)
+
+
+def tending(parts: Surroundings, book: Book, *, may_act: Callable[[], bool], stop: threading.Event) -> Observing:
+    """The thread for what comes after evictions and for shields: neither has to be done within a second."""
+    policy = parts.cache.policy
+    aftermath = Aftermath(api=parts.api, cache=parts.cache, book=book, policy=policy)
+    shields = Shields(api=parts.api, cache=parts.cache, policy=policy)
+    return Observing([shields, aftermath], cache=parts.cache, may_act=may_act, stop=stop)
