@@ -74,12 +74,27 @@ def priority_classes(fleet: model.Fleet) -> list[KubeObject]:
 
 
 def workload_priority_classes(fleet: model.Fleet) -> list[KubeObject]:
-    """Kueue's priority classes: the order of the queue and who may preempt whom."""
-    return [
+    """Kueue's priority classes: the order of the queue and who may preempt whom.
+
+    Each has a twin `<class>-shielded` above all that are not shielded, in the same order: the extension relabels a
+    running job to it for a while. No job is submitted with one (docs/adr/0034).
+    """
+    values = fleet.priorities.values()
+    span = max(values, default=0) - min(values, default=0) + 1
+    classes = [
         _object(KUEUE_API, "WorkloadPriorityClass", name)
         | {"value": value, "description": f"Priority {name} of GPU jobs, {value}."}
         for name, value in _by_priority(fleet)
     ]
+    twins = [
+        _object(KUEUE_API, "WorkloadPriorityClass", f"{name}-shielded")
+        | {
+            "value": value + span,
+            "description": f"Priority {name} while the job is young or about to save. Set by Myriad, never by people.",
+        }
+        for name, value in _by_priority(fleet)
+    ]
+    return classes + twins
 
 
 def topology(fleet: model.Fleet) -> KubeObject:

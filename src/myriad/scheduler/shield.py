@@ -11,7 +11,7 @@ was admitted and what it says of its checkpoints: a replica that takes over goes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -218,12 +218,3 @@ def running_since(workload: Json) -> datetime | None:
     if workload["spec"].get("active") is False or workload["metadata"].get("deletionTimestamp"):
         return None
     return moment(conditions["Admitted"].get("lastTransitionTime"))
-
-
-def shielded_value(value: int, values: Iterable[int]) -> int:
-    """The value of a class's shielded twin: above every class without a shield, in the same order among them.
-
-    Kubernetes and Kueue keep priorities as 32 bit integers; the policy's are far below.
-    """
-    highest, lowest = max(values), min(values)
-    return value + (highest - lowest) + 1

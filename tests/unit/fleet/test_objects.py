@@ -190,7 +190,13 @@ def test_priorities_exist_twice_and_pods_never_preempt(checked: Check) -> None:
     items = objects(checked(myriad_priorities={"low": 1, "high": 7}))
     classes, workload_classes = by_name(items, "PriorityClass"), by_name(items, "WorkloadPriorityClass")
     assert {name: item["value"] for name, item in classes.items()} == {"high": 7, "low": 1}
-    assert {name: item["value"] for name, item in workload_classes.items()} == {"high": 7, "low": 1}
+    # Each class of Kueue has a twin above all that are not shielded, in the same order.
+    assert {name: item["value"] for name, item in workload_classes.items()} == {
+        "high": 7,
+        "low": 1,
+        "high-shielded": 14,
+        "low-shielded": 8,
+    }
     assert {item["preemptionPolicy"] for item in classes.values()} == {"Never"}
     assert not any(item["globalDefault"] for item in classes.values())
 
