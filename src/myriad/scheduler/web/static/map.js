@@ -19,6 +19,7 @@ class ClusterMap {
     this.canvas.addEventListener("click", (e) => { this.point(e); this.enter(e.detail > 1); });
     this.canvas.addEventListener("focus", () => { if (this.chosen < 0 && this.boxes.length) this.choose(0); });
     this.width = 0;
+    this.tiles = new Map();
     new ResizeObserver(() => {
       if (this.canvas.clientWidth !== this.width) this.layout();
     }).observe(this.canvas);
@@ -119,6 +120,8 @@ class ClusterMap {
     };
     for (const s of ["ok", "reserved", "cordoned", "gate_closed", "unhealthy", "not_ready"]) c[s] = colour("--s-" + s);
     this.focusColour = colour("--focus");
+    const looks = JSON.stringify(c) + this.scale + this.boxes[0].w + "," + this.boxes[0].h;
+    if (looks !== this.looks) { this.looks = looks; this.tiles = new Map(); }
     const g = this.base.getContext("2d");
     g.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     g.clearRect(0, 0, this.width, this.height);
@@ -140,8 +143,7 @@ class ClusterMap {
       if (!row) continue;
       const faint = (this.only && !this.only.has(box.name)) || (this.matches && !this.matches(box.name, row));
       g.globalAlpha = faint ? 0.25 : 1;
-      this.sign(g, row.state, box.x + 5, box.y + box.h / 2 - 1, c[row.state]);
-      this.gpus(g, row, box, c);
+      g.drawImage(this.tile(row, box, c), box.x - 2, box.y - 2, box.w + 4, box.h + 4);
       g.globalAlpha = 1;
       if (this.only && this.only.has(box.name)) {
         g.strokeStyle = c.ink;
@@ -149,6 +151,24 @@ class ClusterMap {
       }
     }
     this.show();
+  }
+
+  // Nodes in the same state look the same: each look is drawn once and copied, so a thousand nodes cost a thousand copies.
+  tile(row, box, c) {
+    const key = [row.state, row.gpus, row.used, row.terminating, row.missing].join();
+    let found = this.tiles.get(key);
+    if (!found) {
+      found = document.createElement("canvas");
+      found.width = Math.ceil((box.w + 4) * this.scale);
+      found.height = Math.ceil((box.h + 4) * this.scale);
+      const g = found.getContext("2d");
+      g.setTransform(found.width / (box.w + 4), 0, 0, found.height / (box.h + 4), 0, 0);
+      g.translate(2, 2);
+      this.sign(g, row.state, 5, box.h / 2 - 1, c[row.state]);
+      this.gpus(g, row, { ...box, x: 0, y: 0 }, c);
+      this.tiles.set(key, found);
+    }
+    return found;
   }
 
   sign(g, state, x, y, colour) {
