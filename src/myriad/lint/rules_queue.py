@@ -166,6 +166,12 @@ def most_of(scene: Scene, queue_name: str) -> list[tuple[str, Decimal, str]]:
                     how[name] = f"{plain(nominal)} of its own and {plain(borrow)} borrowed"
                 else:
                     how[name] = "its nominal quota; it is in no cohort that lends"
+    if "ClusterQueue" in scene.sure:
+        # Who may borrow without a limit still gets no more than the whole cohort has.
+        for name in sorted(unbound):
+            most[name] = _of_cohort(scene, cohort, name)
+            how[name] = f"the whole cohort {root_of(scene, cohort)} has no more"
+        unbound.clear()
     return [(name, value, how[name]) for name, value in most.items() if name not in unbound]
 
 
@@ -228,3 +234,39 @@ def job_kind_unmanaged(scene: Scene) -> Iterator[Raw]:
                     "every quota",
                     f'add "{name}" to integrations.frameworks of Kueue\'s configuration, and restart Kueue',
                 )
+
+
+def root_of(scene: Scene, cohort: str) -> str:
+    """The cohort at the top of the tree that a cohort is in."""
+    seen: set[str] = set()
+    while cohort not in seen:
+        seen.add(cohort)
+        above = scene.find("Cohort", cohort)
+        parent = text(above.spec, "parentName") if above is not None else ""
+        if not parent:
+            break
+        cohort = parent
+    return cohort
+
+
+def _of_cohort(scene: Scene, cohort: str, resource: str) -> Decimal:
+    """All nominal quota of a resource in the tree of a cohort; summed once for each tree."""
+    root = root_of(scene, cohort)
+    key = f"cohort {root} {resource}"
+    kept = scene.recall(key)
+    if isinstance(kept, Decimal):
+        return kept
+    total = Decimal(0)
+    for holder in scene.of("ClusterQueue", "Cohort"):
+        name = (
+            holder.name if holder.kind == "Cohort" else text(holder.spec, "cohortName") or text(holder.spec, "cohort")
+        )
+        if not name or root_of(scene, name) != root:
+            continue
+        for _, group in rows(holder.spec, "resourceGroups"):
+            for _, flavor in rows(group, "flavors"):
+                for _, row in rows(flavor, "resources"):
+                    if text(row, "name") == resource:
+                        total += number(row.get("nominalQuota")) or Decimal(0)
+    scene.remember(key, total)
+    return total

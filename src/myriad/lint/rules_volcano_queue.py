@@ -21,22 +21,26 @@ from myriad.lint.works import Work, gpu_works, is_accelerator, runtime_of, works
     sources=("kueue#1985", "volcano#3220", "volcano#4479"),
 )
 def two_quota_ledgers(scene: Scene) -> Iterator[Raw]:
-    """Two ledgers kept by hand drift: Volcano refuses what Kueue has admitted, and the job stands admitted and
-    Pending."""
+    """Two ledgers kept by hand drift: Volcano refuses what Kueue has admitted, and the job stands admitted and Pending.
+    A queue that is made from a ClusterQueue (same name, or same team and pool) is held against it figure by figure."""
     if not scene.kueue:
         return
     for queue in scene.given("Queue"):
         said = [f for f in ("capability", "deserved", "guarantee") if mapping(queue.spec, f)]
         if queue.name == "root" or not said:
             continue
-        shown = ", ".join(f"{name} {amount}" for name, amount in _amounts(queue, said[0]).items())
+        twin = _twin(scene, queue)
+        if twin is not None:
+            yield from _differences(queue, twin, said)
+            continue
+        shown = ", ".join(f"{name} {value}" for name, value in _amounts(queue, said[0]).items())
         yield Raw(
             queue,
             ("spec", said[0]),
             f"limits what Kueue counts already ({' and '.join(said)}: {shown}): where the two differ, Volcano refuses "
             "what Kueue has admitted, and nobody says which of them holds a job",
-            "take " + " and ".join(said) + " out (one neutral queue), or generate the queues from the ClusterQueues "
-            "(`myriad render`)",
+            f"take {' and '.join(said)} out (one neutral queue), or give the queue the name and the figures of its "
+            "ClusterQueue",
         )
     weighted = [
         q for q in scene.of("Queue") if q.name not in ("root", "default") and whole(q.spec.get("weight"), 1) >= 1
@@ -50,6 +54,46 @@ def two_quota_ledgers(scene: Scene) -> Iterator[Raw]:
             "weights, and refuses what Kueue has admitted",
             "use one neutral queue",
         )
+
+
+def _twin(scene: Scene, queue: Thing) -> Thing | None:
+    """The ClusterQueue that a Volcano queue was made from."""
+    found = scene.find("ClusterQueue", queue.name)
+    if found is not None:
+        return found
+    own = (queue.labels.get("myriad.dev/team"), queue.labels.get("myriad.dev/pool"))
+    for other in scene.of("ClusterQueue") if all(own) else ():
+        if (other.labels.get("myriad.dev/team"), other.labels.get("myriad.dev/pool")) == own:
+            return other
+    return None
+
+
+def _differences(queue: Thing, twin: Thing, fields: list[str]) -> Iterator[Raw]:
+    """deserved and guarantee are the nominal quota; capability is that and what may be borrowed."""
+    nominal: dict[str, Decimal] = {}
+    most: dict[str, Decimal] = {}
+    for _, group in rows(twin.spec, "resourceGroups"):
+        for _, flavor in rows(group, "flavors"):
+            for _, resource in rows(flavor, "resources"):
+                name = text(resource, "name")
+                quota, borrow = number(resource.get("nominalQuota")), number(resource.get("borrowingLimit"))
+                nominal[name] = nominal.get(name, Decimal(0)) + (quota or 0)
+                most[name] = most.get(name, Decimal(0)) + (quota or 0) + (borrow or 0)
+    for field in fields:
+        wanted = most if field == "capability" else nominal
+        for name, value in _amounts(queue, field).items():
+            figure = number(value)
+            kept = wanted.get(name)
+            if figure is None or kept is None or figure == kept or (field == "guarantee" and figure <= kept):
+                continue
+            inner = ("resource", name) if field == "guarantee" and "resource" in mapping(queue.spec, field) else (name,)
+            yield Raw(
+                queue,
+                ("spec", field, *inner),
+                f"has {field} {amount(name, figure)}, and ClusterQueue {twin.name} of the same team gives "
+                f"{amount(name, kept)}: the two ledgers have drifted, and the smaller one holds jobs back in silence",
+                f"write {plain(kept)}, or generate the queue from the ClusterQueue",
+            )
 
 
 def _amounts(queue: Thing, field: str) -> Json:
@@ -211,7 +255,8 @@ def volcano_queue_figures(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         queue,
                         path,
-                        f"has {low} {plain(bottom)} above {high} {plain(top)} of {name}: it is refused, or never gets "
+                        f"has {low} {plain(bottom)} above {high} {plain(top)} of {name}: it is refused, or "
+                        f"never gets "
                         "it",
                         f"lower {low} or raise {high}",
                     )

@@ -1,4 +1,4 @@
-"""The ranks of a rendered gang find each other by what its environment says: the lab's own gang job, run as processes."""
+"""The ranks of a rendered gang find each other by their environment: the lab's own gang job, run as processes."""
 
 from __future__ import annotations
 

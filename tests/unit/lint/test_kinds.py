@@ -380,3 +380,49 @@ def test_a_queue_label_on_the_pods_is_told_apart_from_none() -> None:
     body["spec"]["template"]["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}}
     said = [f for f in found(body) if f.rule == "no-queue-label"]
     assert "in the pod template" in said[0].message and said[0].key.startswith("spec.template.metadata.labels")
+
+
+def cluster_queue(name: str, gpus: object, *, cohort: str = "", borrow: object = None) -> Json:
+    row: Json = {"name": "nvidia.com/gpu", "nominalQuota": gpus}
+    if borrow is not None:
+        row["borrowingLimit"] = borrow
+    quotas = [{"name": "cpu", "nominalQuota": "10M"}, {"name": "memory", "nominalQuota": "32Pi"}, row]
+    group = {
+        "coveredResources": ["cpu", "memory", "nvidia.com/gpu"],
+        "flavors": [{"name": "h100", "resources": quotas}],
+    }
+    spec: Json = {"namespaceSelector": {"matchLabels": {"a": "b"}}, "resourceGroups": [group]}
+    if cohort:
+        spec["cohortName"] = cohort
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
+
+
+def test_e6_a_volcano_queue_made_from_a_clusterqueue_is_compared_figure_by_figure() -> None:
+    queue = cluster_queue("train", "16", cohort="c", borrow=8)
+    same = volcano_queue({"nvidia.com/gpu": 24})
+    same["spec"]["deserved"] = {"nvidia.com/gpu": "16"}
+    assert "two-quota-ledgers" not in rules(queue, same)
+    same["spec"]["deserved"] = {"nvidia.com/gpu": 32}
+    same["spec"]["capability"]["cpu"] = 64
+    said = [f.message for f in found(queue, same) if f.rule == "two-quota-ledgers"]
+    assert len(said) == 2
+    assert any("deserved 32 GPUs, and ClusterQueue train of the same team gives 16 GPUs" in m for m in said)
+
+
+def test_d13_who_borrows_without_a_limit_gets_no_more_than_the_cohort_has() -> None:
+    kueue = "kueue.x-k8s.io/v1beta2"
+    metadata = {"name": "q", "namespace": "n"}
+    local = {"apiVersion": kueue, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "one"}}
+    queues = [
+        cluster_queue(name, gpus, cohort=c) for name, gpus, c in (("one", 16, "a"), ("two", 16, "b"), ("z", 99, "z"))
+    ]
+    tree = [
+        {"apiVersion": kueue, "kind": "Cohort", "metadata": {"name": name}, "spec": {"parentName": "top"}}
+        for name in ("a", "b")
+    ]
+    site = (*queues, *tree, local)
+    sure = ("ClusterQueue", "Cohort", "LocalQueue")
+    assert "queue-never-fits" not in rules(*site, job(pods=4), sure=sure)
+    said = [f.message for f in found(*site, job(pods=5), sure=sure) if f.rule == "queue-never-fits"]
+    assert "never gives more than 32 (the whole cohort top has no more)" in said[0]
+    assert "queue-never-fits" not in rules(*site, job(pods=5)), "of files nobody knows whether they are all"
