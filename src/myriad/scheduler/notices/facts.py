@@ -266,8 +266,8 @@ class Eviction:
         return self.reason == "Preempted" or bool(self.policy)
 
     def as_dict(self) -> Json:
-        """A JSON-able mapping without empty fields."""
-        body = {k: v for k, v in asdict(self).items() if v not in (None, "", (), [], {}, False)}
+        """A JSON-able mapping without empty fields (the message is always there)."""
+        body = {k: v for k, v in asdict(self).items() if k == "message" or v not in (None, "", (), [], {}, False)}
         body["at_risk_gpu_h"] = round(self.at_risk_gpu_h, 3)
         return body
 
