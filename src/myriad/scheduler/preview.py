@@ -42,13 +42,24 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that holds quota, or waits for it. `since`: when it got it, or was submitted."""
+    """A job that holds quota, or waits for it.
+
+    Attributes:
+        since: when it got quota, or was submitted.
+        uid: what tells it from another job of the same name (a Job and a PyTorchJob may share one).
+    """
 
     job: str
     queue: str
     gpus: int
     priority: int = 0
     since: str = ""
+    uid: str = ""
+
+    @property
+    def key(self) -> str:
+        """Names this job and no other."""
+        return self.uid or self.job
 
 
 @dataclass(slots=True)
@@ -66,12 +77,15 @@ class _Books:
     def __init__(self, quotas: Mapping[str, Quota], running: Iterable[Job]) -> None:
         self.quotas = quotas
         self.used = dict.fromkeys(quotas, 0)
-        self.running: dict[str, Job] = {}
+        self.running: dict[str, dict[str, Job]] = {queue: {} for queue in quotas}
+        """Jobs that hold quota, by queue and name."""
+        self._trees: dict[str, list[str]] = defaultdict(list)
         self._lent: dict[str, int] = defaultdict(int)
         """What the queues of a tree lend."""
         self._shared: dict[str, int] = defaultdict(int)
         """Of that, what nobody uses; below 0 where more is in use than is lent."""
         for quota in quotas.values():
+            self._trees[quota.root].append(quota.queue)
             self._lent[quota.root] += quota.lend
             self._shared[quota.root] += quota.lend
         for job in running:
@@ -92,14 +106,22 @@ class _Books:
         lent = self._lent[own.root] - own.lend if own.root else 0
         return own.nominal + (lent if own.borrow is None else min(lent, own.borrow))
 
+    def borrowers(self, queue: str) -> dict[str, int]:
+        """Other queues of the same tree that hold more than their own, and how much more."""
+        own = self.quotas[queue]
+        if not own.root:
+            return {}
+        over = {name: self.used[name] - self.quotas[name].nominal for name in self._trees[own.root]}
+        return {name: gpus for name, gpus in over.items() if gpus > 0 and name != queue}
+
     def take(self, job: Job) -> None:
         """A job gets quota."""
-        self.running[job.job] = job
+        self.running[job.queue][job.key] = job
         self._use(job.queue, job.gpus)
 
     def drop(self, job: Job) -> None:
         """A job gives its quota back."""
-        del self.running[job.job]
+        del self.running[job.queue][job.key]
         self._use(job.queue, -job.gpus)
 
     def _use(self, queue: str, gpus: int) -> None:
@@ -134,36 +156,33 @@ def _victims(books: _Books, job: Job) -> list[Job] | None:
     own = books.quotas[job.queue]
     if job.gpus > books.most(job.queue):
         return None
-    trial = _Books(books.quotas, books.running.values())
-    taken: list[Job] = []
-    within_own = trial.used[job.queue] + job.gpus <= own.nominal
-    candidates = [
-        other
-        for other in trial.running.values()
-        if (other.queue == job.queue and own.within and other.priority < job.priority)
-        or (other.queue != job.queue and within_own and own.root and books.quotas[other.queue].root == own.root)
-    ]
+    queues = list(books.borrowers(job.queue)) if books.used[job.queue] + job.gpus <= own.nominal else []
+    candidates = [other for queue in queues for other in books.running[queue].values()]
+    if own.within:
+        candidates += [other for other in books.running[job.queue].values() if other.priority < job.priority]
     # Other queues first, then low priority, then the youngest.
     candidates.sort(key=lambda other: other.since, reverse=True)
     candidates.sort(key=lambda other: (other.queue == job.queue, other.priority))
+    taken: list[Job] = []
     for other in candidates:
-        if trial.free(job.queue) >= job.gpus:
+        if books.free(job.queue) >= job.gpus:
             break
         # A queue gives back what it borrowed, never its own.
-        if other.queue != job.queue and trial.used[other.queue] <= trial.quotas[other.queue].nominal:
+        if other.queue != job.queue and books.used[other.queue] <= books.quotas[other.queue].nominal:
             continue
-        trial.drop(other)
+        books.drop(other)
         taken.append(other)
-    if trial.free(job.queue) < job.gpus:
-        return None
+    enough = books.free(job.queue) >= job.gpus
     # Whoever need not go after all stays: Kueue looks back in the same way.
-    for other in list(taken):
-        trial.take(other)
-        if trial.free(job.queue) >= job.gpus:
-            taken.remove(other)
-        else:
-            trial.drop(other)
-    return taken
+    victims = []
+    for other in taken:
+        books.take(other)
+        if enough and books.free(job.queue) < job.gpus:
+            books.drop(other)
+            victims.append(other)
+    for other in victims:
+        books.take(other)
+    return victims if enough else None
 
 
 def _why(books: _Books, job: Job) -> str:
@@ -194,24 +213,25 @@ def preview(
                     "above_quota": max(0, held.get(name, 0) - (will.nominal if will else 0)),
                 }
             )
-    gone = {victim.job for victim, _ in old.victims}
-    started = {job.job for job in old.starts}
-    waited = {job.job for job, _ in old.waits}
+    gone = {victim.key: victim.job for victim, _ in old.victims}
+    kept = gone.keys() - {victim.key for victim, _ in new.victims}
+    started = {job.key for job in old.starts}
+    waited = {job.key for job, _ in old.waits}
     return {
         "queues": changed,
         "preempted": [
             {"job": v.job, "queue": v.queue, "gpus": v.gpus, "priority": v.priority, "for": j.job, "for_queue": j.queue}
             for v, j in new.victims
-            if v.job not in gone
+            if v.key not in gone
         ],
-        "spared": sorted(gone - {victim.job for victim, _ in new.victims}),
-        "start": sorted(job.job for job in new.starts if job.job not in started),
+        "spared": sorted(gone[key] for key in kept),
+        "start": sorted(job.job for job in new.starts if job.key not in started),
         "wait": [
             {"job": job.job, "queue": job.queue, "gpus": job.gpus, "reason": reason}
             for job, reason in new.waits
-            if job.job not in waited
+            if job.key not in waited
         ],
-        "still_wait": sum(1 for job, _ in new.waits if job.job in waited),
+        "still_wait": sum(1 for job, _ in new.waits if job.key in waited),
         "orphaned": sorted(job.job for job in running if job.queue in before and job.queue not in after),
         "not_again": sorted(job.job for job in running if job.queue in after and job.gpus > empty.most(job.queue)),
     }
@@ -266,9 +286,9 @@ def jobs_of(cache: Cache) -> tuple[list[Job], list[Job]]:
             body = cache.objects["workloads"].get(view.key) or {}
             conditions = {c["type"]: c for c in (body.get("status") or {}).get("conditions") or []}
             since = str((conditions.get("QuotaReserved") or {}).get("lastTransitionTime") or view.created)
-            running.append(Job(name, queue, view.gpus_held, view.gang.priority, since))
+            running.append(Job(name, queue, view.gpus_held, view.gang.priority, since, view.key))
         elif view.waiting and view.gang.gpus:
-            waiting.append(Job(name, queue, view.gang.gpus, view.gang.priority, view.created))
+            waiting.append(Job(name, queue, view.gang.gpus, view.gang.priority, view.created, view.key))
     return running, waiting
 
 

@@ -144,3 +144,11 @@ def test_no_pass_hands_out_more_than_there_is_or_takes_from_an_owner() -> None:
             before = sum(j.gpus for j in [*running, *waiting] if j.queue == victim.queue)
             assert victim.queue == asker.queue or before > books[victim.queue].nominal
         assert len(found.starts) + len(found.waits) == len(waiting)
+
+
+def test_two_jobs_of_one_name_are_two() -> None:
+    running = [Job("v/a", "vision", 12, 10, uid="v/job-a"), Job("v/a", "vision", 12, 20, uid="v/pytorchjob-a")]
+    report = preview(TWO, TWO, running, [Job("s/x", "speech", 8)])
+    assert report["preempted"] == [], "it would be so without a change too"
+    found = one_pass(TWO, running, [Job("s/x", "speech", 8)])
+    assert [victim.uid for victim, _ in found.victims] == ["v/job-a"]
