@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from myriad.cli.output import console
+from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
 from myriad.scheduler.monitoring import dashboard, rules
 
@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     @verbs.command()
     def render(
         out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the two files; made where it is missing.")],
+        json_: Annotated[bool, typer.Option("--json", help="One JSON document: the paths of the files.")] = False,
     ) -> None:
         """Write myriad-rules.yml for Prometheus and myriad-dashboard.json for Grafana."""
         files = {
@@ -39,6 +40,9 @@ def register(app: typer.Typer) -> None:
             raise InputError(
                 f"it cannot be written: {error.strerror}", where=str(error.filename or out), hint="name another folder"
             ) from error
+        if json_:
+            emit_json({"files": [str(out / name) for name in files]})
+            return
         console.print(f"{', '.join(files)} in {out}; check the rules with `promtool check rules`", markup=False)
 
     app.add_typer(verbs, name="monitoring")

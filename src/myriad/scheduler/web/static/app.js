@@ -106,7 +106,7 @@
       }
       const empty = document.querySelector(`[data-empty="${this.table.id}"]`);
       if (empty) empty.hidden = keys.size > 0;
-      filterAgain();
+      filterAgain(this.table.id);
     }
     fill(tr, cells) {
       const focused = tr.contains(document.activeElement);
@@ -174,30 +174,57 @@
 
   // Filters
 
+  const MOST_AT_ONCE = 150;
   const filters = [...document.querySelectorAll("[data-filter-of]")];
+  const expanded = new Set();
   let map = null;
+
+  // Long tables show their first rows until somebody asks for all; whoever filters searches all.
+  function showRows(id, words) {
+    const table = byId(id);
+    if (!table) return 0;
+    const rows = table.tBodies[0].rows;
+    const all = words.length > 0 || expanded.has(id);
+    let shown = 0;
+    for (let i = 0; i < rows.length; i++) {
+      const text = words.length ? rows[i].textContent.toLowerCase() : "";
+      const hide = !words.every((w) => text.includes(w)) || (!all && i >= MOST_AT_ONCE);
+      if (rows[i].hidden !== hide) rows[i].hidden = hide;
+      if (!hide) shown++;
+    }
+    let more = document.querySelector(`[data-more="${id}"]`);
+    if (!more && rows.length > MOST_AT_ONCE) {
+      more = document.createElement("button");
+      more.type = "button";
+      more.className = "plain";
+      more.dataset.more = id;
+      more.addEventListener("click", () => { expanded.add(id); showRows(id, []); table.parentElement.focus(); });
+      table.parentElement.after(more);
+    }
+    if (more) {
+      more.hidden = all || rows.length <= MOST_AT_ONCE;
+      more.textContent = `Show all ${rows.length} rows`;
+    }
+    return shown;
+  }
+  const wordsOf = (box) => box.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
   function filterOne(box) {
-    const words = box.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(box);
     let shown = 0;
     for (const id of box.dataset.filterOf.split(" ")) {
-      const table = byId(id);
-      if (!table) continue;
-      for (const tr of table.tBodies[0].rows) {
-        const text = words.length ? tr.textContent.toLowerCase() : "";
-        tr.hidden = !words.every((w) => text.includes(w));
-        if (!tr.hidden) shown++;
-      }
+      shown += showRows(id, words);
       if (id === "nodes" && map) {
         map.mark(words.length ? (name, r) => {
-          const text = `${name} ${r.place} ${r.pool} ${window.MYRIAD_STATES[r.state]} ${r.reason} ${Object.keys(r.jobs)}`.toLowerCase();
+          const state = window.MYRIAD_STATES[r.state];
+          const text = `${name} ${r.place} ${r.pool} ${state} ${r.reason} ${Object.keys(r.jobs)}`.toLowerCase();
           return words.every((w) => text.includes(w));
         } : null);
       }
     }
     return words.length ? shown : -1;
   }
-  function filterAgain() {
-    for (const box of filters) if (box.querySelector("input").value) filterOne(box);
+  function filterAgain(id) {
+    for (const box of filters) if (box.dataset.filterOf.split(" ").includes(id)) showRows(id, wordsOf(box));
   }
   for (const box of filters) {
     box.hidden = false;
@@ -205,6 +232,7 @@
       const shown = filterOne(box);
       byId("said").textContent = shown < 0 ? "" : `${shown} rows`;
     });
+    filterOne(box);
   }
 
   // Map
