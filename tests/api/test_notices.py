@@ -31,7 +31,7 @@ from myriad.scheduler.shield import PRIORITY_LABEL
 Json = dict[str, Any]
 
 KEY = b"the key of the test"
-GRACE_S = 4
+GRACE_S = 8
 
 DETACHED = '[{"op": "remove", "path": "/spec/admissionChecksStrategy"}]'
 
@@ -266,14 +266,16 @@ def test_an_owner_is_told_within_a_second_for_whom_and_until_when(
     assert told["kind"] == "preemption" and eviction["policy"] == "InCohortReclamation"
     assert eviction["preemptor"]["job"] == "asr-prod" and eviction["preemptor"]["priority_class"] == "urgent"
     assert eviction["borrowed"] == 16 and eviction["reclaimed"] == 16 and eviction["pods"] == 4
-    assert eviction["exact"] and eviction["last_checkpoint"] == saved
+    assert eviction["last_checkpoint"] == saved
     kill, term = moment(eviction["kill_at"]), moment(eviction["sigterm_at"])
     assert kill and term and (kill - term).total_seconds() == GRACE_S
     assert (
         "speech/asr-prod (priority urgent, reclaiming its own quota: 16 of the 16 H100 that vision borrowed)"
         in (told["text"])
     )
-    assert f"It has {GRACE_S} s to save (SIGTERM was sent at {term:%H:%M:%S} UTC)" in told["text"]
+    # Where Kueue and the job controller took longer than the notice may wait, it says what is to be expected.
+    sent = f"SIGTERM was sent at {term:%H:%M:%S} UTC" if eviction.get("exact") else "SIGTERM is being sent now"
+    assert f"It has {GRACE_S} s to save ({sent})" in told["text"]
     assert "It goes back to the queue (1st" in told["text"]
 
     # The same on the job and its Workload, each once, for whoever runs kubectl describe.
@@ -298,6 +300,9 @@ def test_an_owner_is_told_within_a_second_for_whom_and_until_when(
         return found if {"ended", "preemptor", "sent-oncall"} <= found.keys() else None
 
     facts = until(outcome, what="what became of it is recorded")
+    if not eviction.get("exact"):
+        term = moment(facts["stopping"]["sigterm_at"])
+        assert term
     # They take half of their grace; times have whole seconds.
     assert min(at for at in started if at) >= term + timedelta(seconds=GRACE_S / 2 - 1)
     assert facts["preemptor"]["started"] is True and facts["sent-oncall"]["ok"] is True

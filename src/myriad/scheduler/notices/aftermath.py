@@ -19,7 +19,7 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.notices import patterns, trouble
 from myriad.scheduler.notices.book import Book, Record
 from myriad.scheduler.notices.checkpoint import warning
-from myriad.scheduler.notices.facts import Eviction, classify, moment, stamp
+from myriad.scheduler.notices.facts import Eviction, classify, moment, stamp, stop_of
 from myriad.scheduler.notices.gather import checkpoint_of, pods_of, read_job
 from myriad.scheduler.notices.observer import eviction_of, objects_of
 from myriad.scheduler.objects import WorkloadView
@@ -142,6 +142,10 @@ class Aftermath:
             return
         pods = pods_of(self._cache, view)
         term = moment(e.sigterm_at) or moment(e.at) or now
+        if not e.exact and self._book.fact(e.id, "stopping") is None:
+            stop = stop_of(pods, term)
+            if stop.exact:
+                self._note(e.id, "stopping", {"sigterm_at": stamp(stop.sigterm_at), "kill_at": stamp(stop.kill_at)})
         outcome = classify(workload, pods)
         # Pods are gone soon after they ended, and with them their exit codes: what is seen is kept at once.
         if outcome.exit_zero:

@@ -29,7 +29,7 @@ log = logging.getLogger("myriad.notices")
 
 Json = dict[str, Any]
 
-_PATIENCE_S = 0.4
+_PATIENCE_S = 0.5
 """Kueue suspends the job after it evicted the Workload; so long a notice waits for the pods' own kill time."""
 _AWAY_S = 3.0
 """The observer is called four times a second; after a longer gap another replica may have led."""
