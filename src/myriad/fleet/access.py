@@ -112,8 +112,8 @@ def _system_access(fleet: model.Fleet) -> list[dict[str, Any]]:
     ]
     return [
         _binding(f"{RBAC}/v1", "ClusterRoleBinding", READER, READER, everybody),
-        _object(f"{RBAC}/v1", "Role", "myriad-page", namespace=SYSTEM) | {"rules": rules},
-        _binding(f"{RBAC}/v1", "RoleBinding", "myriad-page", "myriad-page", everybody, namespace=SYSTEM, role="Role"),
+        _object(f"{RBAC}/v1", "Role", "myriad-members", namespace=SYSTEM) | {"rules": rules},
+        _binding(f"{RBAC}/v1", "RoleBinding", "myriad-members", "myriad-members", everybody, namespace=SYSTEM, role="Role"),
     ]
 
 
