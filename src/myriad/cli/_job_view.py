@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -130,16 +131,20 @@ def balance_of(api: Api, cache: Cache, work: Work) -> Balance | None:
     team = next((name for name, rules in policy.teams.items() if work.thing.namespace in rules.namespaces), "")
     if not team or work.queue not in policy.teams[team].gpu_hours:
         return None
-    answer = cluster.ask_extension(api, "/v1/budgets", {"team": team})
+    return balance_in(cluster.ask_extension(api, "/v1/budgets", {"team": team}), work.queue)
+
+
+def balance_in(answer: Any, pool: str) -> Balance | None:
+    """The team's own line for a pool in the extension's answer; None where there is none that can be read."""
     rows = answer.get("budgets") if isinstance(answer, dict) else answer
     for row in rows if isinstance(rows, list) else []:
-        if (
-            isinstance(row, dict)
-            and row.get("pool") == work.queue
-            and not row.get("project")
-            and row.get("left_h") is not None
-        ):
-            return Balance(
-                Decimal(str(row["left_h"])), str(row.get("period") or "month"), str(row.get("period_end") or "")[:10]
-            )
+        if not isinstance(row, dict) or row.get("pool") != pool or row.get("project"):
+            continue
+        left, end = row.get("left_h"), row.get("period_end")
+        if not isinstance(left, int | float) or isinstance(left, bool):
+            continue
+        # The end of a period comes as a time of day or as seconds since the epoch.
+        until = datetime.fromtimestamp(end, UTC).date().isoformat() if isinstance(end, int) else str(end or "")[:10]
+        period = row.get("period")
+        return Balance(Decimal(str(left)), period if isinstance(period, str) else "period", until)
     return None

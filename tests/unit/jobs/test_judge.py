@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from myriad.cli._job_view import add_others
+from myriad.cli._job_view import add_others, balance_in
 from myriad.jobs.judge import Balance, Verdict, judge
 from myriad.jobs.render import render
 from myriad.jobs.request import Form, Request
@@ -267,3 +267,16 @@ def test_gpus_that_others_use_are_told_by_the_extension() -> None:
     add_others(site.cache, {f"n{i}": {"used": 8} for i in range(3)} | {"gone": {"used": 8}, "n3": {"used": 0}})
     assert site.says(nodes=1).sentence.startswith("fits now. 1 x 8 H100 in hall1/b1/r1/n3 (one node)")
     assert site.says(nodes=2).state == "waits"
+
+
+@pytest.mark.parametrize("end", ["2026-12-01T00:00:00Z", 1796083200])
+def test_the_extensions_answer_is_read_for_the_pool_of_the_job(end: object) -> None:
+    rows = [
+        {"pool": "a100", "left_h": 1, "period": "month", "period_end": end},
+        {"pool": "h100", "project": "bert", "left_h": 2, "period": "month", "period_end": end},
+        {"pool": "h100", "project": "", "left_h": 4210.5, "period": "month", "period_end": end},
+    ]
+    assert balance_in(rows, "h100") == balance_in({"budgets": rows}, "h100")
+    assert balance_in(rows, "h100") == Balance(Decimal("4210.5"), "month", "2026-12-01")
+    for odd in (None, {}, [], [None], [{"pool": "h100", "left_h": "much"}]):
+        assert balance_in(odd, "h100") is None
