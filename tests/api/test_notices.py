@@ -268,7 +268,8 @@ def test_an_owner_is_told_within_a_second_for_whom_and_until_when(
     assert eviction["borrowed"] == 16 and eviction["reclaimed"] == 16 and eviction["pods"] == 4
     assert eviction["last_checkpoint"] == saved
     kill, term = moment(eviction["kill_at"]), moment(eviction["sigterm_at"])
-    assert kill and term and (kill - term).total_seconds() == GRACE_S
+    # From the first SIGTERM to the last kill: not all pods are told in the same second.
+    assert kill and term and GRACE_S <= (kill - term).total_seconds() <= GRACE_S + 10
     assert (
         "speech/asr-prod (priority urgent, reclaiming its own quota: 16 of the 16 H100 that vision borrowed)"
         in (told["text"])
