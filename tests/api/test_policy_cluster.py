@@ -15,6 +15,7 @@ from typing import Any
 
 import apiserver
 import pytest
+import yaml
 from apiserver import ControlPlane, fake_node, gang_job
 
 from myriad.fleet import check, objects_for_cluster_policy
@@ -167,6 +168,29 @@ def test_a_person_gets_a_kubeconfig_that_only_opens_the_teams_namespace(
 
     assert may("create", "jobs.batch") and may("list", "clusterqueues.kueue.x-k8s.io")
     assert not may("create", "jobs.batch", "-n", "speech") and not may("get", "secrets", "-n", "kube-system")
+
+    # What a new member does first: submit, look, ask why it waits. Nothing is lent by an admin for it.
+    def bob(program: str, *arguments: str, stdin: str = "") -> str:
+        done = subprocess.run(
+            [program, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "KUBECONFIG": str(out)},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    kubectl = apiserver.find("kubectl") or "kubectl"
+    job = yaml.safe_dump(gang_job("bobs", pods=3, gpus=8, namespace="vision"))
+    told = bob(kubectl, "create", "-f", "-", stdin=job)
+    assert "job.batch/bobs created" in told and "Warning" in told and "terminationGracePeriodSeconds: 300" in told
+    plane.kubectl("wait", "--for=create", "workload", "-l", "kueue.x-k8s.io/job-uid", "-n", "vision", "--timeout=30s")
+    bob(kubectl, "get", "workloads,localqueues,events", "-n", "vision")
+    said = bob(str(Path(sys.executable).with_name("myriad")), "why", "bobs", "-n", "vision")
+    assert "bobs (vision, 3 pods x 8 GPUs, waiting" in said
+    assert "insufficient unused quota for nvidia.com/gpu in flavor h100, 24 more needed" in said
     myriad(plane, "access", "grant", "bob", "-i", str(site), "--team", "vision", "-o", str(out), code=1)
     myriad(plane, "access", "grant", "bob", "-i", str(site), "--team", "visions", code=1)
     assert plane.kubectl("get", "csr", "-o", "name") == ""
