@@ -35,7 +35,7 @@ GRACE_S = 8
 
 DETACHED = '[{"op": "remove", "path": "/spec/admissionChecksStrategy"}]'
 
-pytestmark = [apiserver.AT_HAND]
+pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
 
 
 class Receiver:

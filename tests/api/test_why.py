@@ -36,7 +36,7 @@ LABEL = "kueue.x-k8s.io/queue-name"
 MEMBER = "mallory"
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [apiserver.AT_HAND]
+pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
 
 
 def queue(
