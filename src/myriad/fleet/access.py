@@ -113,7 +113,9 @@ def _system_access(fleet: model.Fleet) -> list[dict[str, Any]]:
     return [
         _binding(f"{RBAC}/v1", "ClusterRoleBinding", READER, READER, everybody),
         _object(f"{RBAC}/v1", "Role", "myriad-members", namespace=SYSTEM) | {"rules": rules},
-        _binding(f"{RBAC}/v1", "RoleBinding", "myriad-members", "myriad-members", everybody, namespace=SYSTEM, role="Role"),
+        _binding(
+            f"{RBAC}/v1", "RoleBinding", "myriad-members", "myriad-members", everybody, namespace=SYSTEM, role="Role"
+        ),
     ]
 
 
