@@ -1,5 +1,6 @@
 """Queues, quotas, priorities, topology and labels in the cluster are those of the description."""
 
+import json
 from typing import Any
 
 import pytest
@@ -81,3 +82,20 @@ def test_every_node_says_where_it_stands(cluster: Any, variables: dict[str, Any]
     for name in variables["groups"]["gpu_nodes"]:
         for level in variables["myriad_cluster"]["topology_levels"]:
             assert nodes[name][f"myriad.dev/{level}"]
+
+
+def test_the_extension_is_told_the_rules_of_the_site(cluster: Any, variables: dict[str, Any]) -> None:
+    document = json.loads(cluster.get("configmap", "myriad-policy", "myriad-system")["data"]["policy.json"])
+    assert document["cluster"] == variables["myriad_cluster"]["name"]
+    assert set(document["teams"]) == set(variables["myriad_teams"])
+    assert {name: pool["use"] for name, pool in document["pools"].items()} == {
+        name: pool.get("use", "training") for name, pool in variables["myriad_pools"].items()
+    }
+
+
+def test_every_admission_rule_is_bound_and_none_fails_closed(cluster: Any) -> None:
+    policies = {item["metadata"]["name"]: item["spec"] for item in cluster.get("validatingadmissionpolicies")}
+    bindings = {item["spec"]["policyName"] for item in cluster.get("validatingadmissionpolicybindings")}
+    ours = {name for name in policies if name.startswith("myriad-")}
+    assert ours and ours <= bindings
+    assert {policies[name]["failurePolicy"] for name in ours} == {"Ignore"}
