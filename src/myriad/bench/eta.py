@@ -324,8 +324,15 @@ class Open:
     fifo_s: float | None
 
 
-def run_month(month: Month, *, ask_every_s: float = ASK_EVERY_S, train_s: float = TRAIN_S, until_s: float = 31 * DAY_S,
-              progress: bool = False) -> dict[str, Any]:  # fmt: skip
+def run_month(
+    month: Month,
+    *,
+    ask_every_s: float = ASK_EVERY_S,
+    train_s: float = TRAIN_S,
+    until_s: float = 31 * DAY_S,
+    futures: int | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
     """Play the month; every job's first estimate and one later are judged. The figures of the part after training."""
     cluster, history, calibration = Cluster(month), History(), Calibration()
     jobs = {j.uid: j for j in month.jobs}
