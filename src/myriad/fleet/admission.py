@@ -95,7 +95,7 @@ class _Rule:
 
 
 def admission_objects(fleet: model.Fleet, *, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Policies and bindings of all rules that are not ignored; none where the site has no teams.
+    """Policies and then bindings of all rules that are not ignored; none where the site has no teams.
 
     Args:
         fleet: the description.
@@ -105,14 +105,13 @@ def admission_objects(fleet: model.Fleet, *, labels: Mapping[str, str]) -> list[
         return []
     effects = {**DEFAULT_EFFECTS, **fleet.admission.rules}
     gpu = _gpu_test(fleet)
-    made: list[dict[str, Any]] = []
-    for rule in _rules(fleet, gpu):
-        if effects[rule.name] != "ignore":
-            made += _objects(rule, gpu, effects[rule.name], labels)
-    return made
+    pairs = [
+        _objects(rule, gpu, effects[rule.name], labels) for rule in _rules(fleet, gpu) if effects[rule.name] != "ignore"
+    ]
+    return [policy for policy, _ in pairs] + [binding for _, binding in pairs]
 
 
-def _objects(rule: _Rule, gpu: str, effect: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+def _objects(rule: _Rule, gpu: str, effect: str, labels: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     metadata = {"name": f"myriad-{rule.name}", "labels": dict(labels)}
     has_gpus = f"{_TEMPLATES}.exists(t, {_ALL}.exists(c, {_asks(gpu)}))"
     policy = {
@@ -158,7 +157,7 @@ def _objects(rule: _Rule, gpu: str, effect: str, labels: Mapping[str, str]) -> l
             "matchResources": {"namespaceSelector": {"matchExpressions": [{"key": TEAM_LABEL, "operator": "Exists"}]}},
         },
     }
-    return [policy, binding]
+    return policy, binding
 
 
 def _rules(fleet: model.Fleet, gpu: str) -> Iterable[_Rule]:

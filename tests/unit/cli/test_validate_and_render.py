@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from myriad.cli import render, validate
 from myriad.fleet import check, objects_for_cluster_policy
+from myriad.fleet.access import access_objects
 from myriad.inventory import read_inventory
 
 ROOT = Path(__file__).parents[3]
@@ -93,10 +94,14 @@ def test_render_writes_every_object_in_one_file_a_kind(tmp_path: Path) -> None:
     result = myriad("render", "-i", EXAMPLE, "--out", str(out))
     assert result.exit_code == 0, result.output
     written = [item for file in render.FILES.values() if (out / file).exists() for item in _load(out / file)]
-    assert written == objects_for_cluster_policy(check(read_inventory(EXAMPLE)).fleet)
+    fleet = check(read_inventory(EXAMPLE)).fleet
+    order = list(render.FILES)
+    assert written == sorted(
+        [*objects_for_cluster_policy(fleet), *access_objects(fleet)], key=lambda item: order.index(item["kind"])
+    )
     for kind, file in render.FILES.items():
         assert not (out / file).exists() or {item["kind"] for item in _load(out / file)} == {kind}
-    assert re.search(r"58 objects in 8 files \(\d+\.\d s\)\n$", result.stdout)
+    assert re.search(rf"{len(written)} objects in 17 files \(\d+\.\d s\)\n$", result.stdout)
 
 
 def test_render_twice_writes_the_same_and_lists_it_as_json(tmp_path: Path) -> None:
@@ -106,7 +111,9 @@ def test_render_twice_writes_the_same_and_lists_it_as_json(tmp_path: Path) -> No
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert first["files"] == second["files"]
     assert {Path(file["path"]).name for file in first["files"]} == set(before)
-    assert sum(file["objects"] for file in first["files"]) == 58
+    fleet = check(read_inventory(EXAMPLE)).fleet
+    made = len(objects_for_cluster_policy(fleet)) + len(access_objects(fleet))
+    assert sum(file["objects"] for file in first["files"]) == made > 100
 
 
 def test_render_takes_away_only_what_it_wrote_itself(tmp_path: Path) -> None:
