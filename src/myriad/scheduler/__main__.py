@@ -18,6 +18,7 @@ from myriad.scheduler import deadman
 from myriad.scheduler.attach import detach_all
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import DecisionLog
+from myriad.scheduler.eta.observer import estimating
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.inputs import InputsFolder, Keeper
 from myriad.scheduler.leader import LeaderElection
@@ -78,6 +79,8 @@ class Extension:
         self.noticing = noticing(surroundings, self.evictions, may_act=self._may_act, stop=self.stop)
         self.tending = tending(surroundings, self.evictions, may_act=self._may_act, stop=self.stop)
         self.accounting = Accounting(surroundings, may_act=self._may_act, stop=self.stop)
+        estimates = [estimating(surroundings)]
+        self.estimating = Observing(estimates, cache=self.cache, may_act=self._may_act, stop=self.stop)
         self.gate = gate_of(api, settings, self.cache)
         self._copier = Copier(
             api, self.decisions, namespace=settings.namespace, port=settings.port, token=settings.peer_token
@@ -110,6 +113,7 @@ class Extension:
         self.observing.start()
         self.noticing.start()
         self.tending.start()
+        self.estimating.start()
         self.accounting.start()
         seen, last, took_s = -1, float("-inf"), 0.0
         ready = False

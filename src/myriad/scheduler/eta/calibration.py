@@ -100,6 +100,11 @@ class Calibration:
         share = sum(j.held for j in like) / len(like) if len(like) >= TOLD else None
         return share, len(like)
 
+    def held_of_all(self) -> tuple[float | None, int]:
+        """Share of all judged estimates that held, and how many there are."""
+        count = len(self._judged)
+        return (sum(j.held for j in self._judged) / count if count else None), count
+
     def correct(self, raw: Eta) -> Eta:
         """The estimate to tell: moved, stretched, and with the share that held."""
         mid, low, high = raw.mid_s, raw.low_s, raw.high_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from myriad.scheduler.eta.model import (
     Run,
     RunningJob,
     WaitingJob,
+    epoch,
     family_of,
 )
 from myriad.scheduler.model import (
@@ -299,15 +300,3 @@ def history_of(cache: Cache, earlier: Iterable[Run] = ()) -> History:
     runs: dict[str, Run] = {run.uid: run for run in earlier}
     runs |= {run.uid: run for run in runs_in(cache)}
     return History(list(runs.values()))
-
-
-def epoch(timestamp: Any) -> float | None:
-    """Seconds since the epoch of a Kubernetes timestamp; None for none."""
-    if not isinstance(timestamp, str) or not timestamp:
-        return None
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
-
-
-def by_key(views: Iterable[WorkloadView]) -> Mapping[str, WorkloadView]:
-    """Views by the uid of their Workload."""
-    return {view.gang.uid: view for view in views}

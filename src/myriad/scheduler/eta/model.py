@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 Reclaim = Literal["Never", "LowerPriority", "Any"]
@@ -172,6 +173,13 @@ class Eta:
             "held_last_month": None if self.held is None else round(self.held, 3),
             "judged_last_month": self.judged,
         }
+
+
+def epoch(timestamp: Any) -> float | None:
+    """Seconds since the epoch of a Kubernetes timestamp; None for none. Raises ValueError for another text."""
+    if not isinstance(timestamp, str) or not timestamp:
+        return None
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
 def _rounded(seconds: float | None) -> float | None:
