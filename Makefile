@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST := $(BIN)/pytest $(ARGS)
 
 .PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e \
-        bench-placement bench-protection bench-scheduling bench-bringup bench-prewarm bench-image bench-page bundle validate build clean
+        bench-placement bench-protection bench-bringup bench-prewarm bench-image bench-page bundle validate build clean
 
 help: ## list the verbs
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from myriad.scheduler.brake import NOT_READY_LEAST, NOT_READY_SHARE
 from myriad.scheduler.model import Gang, PlacementPolicy, Plan, PodUse, is_gpu_resource
 from myriad.scheduler.placement import plan
 from myriad.scheduler.placement.packing import demands_of
@@ -133,6 +134,9 @@ def decide(
     for w in sorted(starving, key=lambda w: (-w.gang.priority, -w.waits_s, w.gang.uid)):
         if isinstance(plan(snapshot, w.gang, placement), Plan):
             continue  # it has a place: it waits for quota, or starts in a moment
+        if (silent := _silent(snapshot)) is not None:
+            refused.append(Refused(w.gang.uid, silent))
+            continue
         field = field or _Field(snapshot, ends, now)
         outcome = field.choose(w, policy, placement, grace_s, kept=tuple(kept.values()))
         if isinstance(outcome, Protection):
@@ -151,6 +155,14 @@ def _ended(protection: Protection, waiter: Waiter | None, policy: ProtectionPoli
     if now >= protection.expires:
         return "it did not let its gang in within the time that limits and grace allow"
     return ""
+
+
+def _silent(snapshot: Snapshot) -> str | None:
+    """Many nodes that are not ready together are rarely many dead nodes: what is chosen now would be chosen wrongly."""
+    silent, every = int((~snapshot.ready).sum()), len(snapshot.nodes)
+    if silent < NOT_READY_LEAST or silent < NOT_READY_SHARE * every:
+        return None
+    return f"{silent} of {every} nodes are not ready: no domain is chosen until it is clear what is wrong"
 
 
 def _takes_a_node(snapshot: Snapshot, gang: Gang) -> bool:

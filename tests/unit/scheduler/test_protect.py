@@ -118,6 +118,14 @@ def test_only_so_many_domains_at_once_and_none_where_the_site_wants_none() -> No
     assert judge(snapshot, ends, [waiter()], policy=replace(POLICY, max_domains=0)) == Decision()
 
 
+def test_f1_while_many_nodes_are_silent_together_no_domain_is_chosen() -> None:
+    snapshot, ends = full()
+    for i in (13, 14, 15):
+        snapshot.update_node(replace(snapshot.nodes[i], ready=False))
+    decision = judge(snapshot, ends, [waiter()])
+    assert not decision.protect and "3 of 16 nodes are not ready" in decision.refused[0].sentence
+
+
 def test_a_gang_larger_than_a_block_gets_nodes_of_both() -> None:
     snapshot, ends = full({i: float(i + 1) for i in range(16)})
     (found,) = judge(snapshot, ends, [waiter(gang(10))], policy=replace(POLICY, max_share=1.0)).protect
