@@ -93,20 +93,14 @@ class Comings:
         return self._again(rng, days, horizon_s) if days else self._one_by_one(rng, horizon_s)
 
     def _again(self, rng: np.random.Generator, days: int, horizon_s: float) -> Iterator[Arrival]:
-        at = 0.0
-        while at < horizon_s:
-            # At the end of what is known another earlier day goes on from that hour.
-            begin = self.now - DAY_S * float(rng.integers(1, days + 1)) + at % DAY_S
-            since = at
-            i = bisect_right(self._times, begin)
-            if i >= len(self.past):
-                # Nothing is known of the rest of that day.
-                at = DAY_S * (at // DAY_S + 1)
-            while i < len(self.past):
-                time, job, run_s = self.past[i]
-                at = since + time - begin
-                yield Arrival(at, job, run_s)
-                i += 1
+        since = 0.0
+        while since < horizon_s:
+            # Some earlier day from this hour to now; then another one goes on from there.
+            length = DAY_S * float(rng.integers(1, days + 1))
+            begin = self.now - length
+            for time, job, run_s in self.past[bisect_right(self._times, begin) :]:
+                yield Arrival(since + time - begin, job, run_s)
+            since += length
 
     def _one_by_one(self, rng: np.random.Generator, horizon_s: float) -> Iterator[Arrival]:
         gap_s, at = max(1.0, self._span_s) / len(self.past), 0.0
