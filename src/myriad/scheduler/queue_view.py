@@ -75,7 +75,9 @@ def evaluation_of(cache: Cache, view: WorkloadView, *, now: datetime, state: str
         head = _blocking_head(cache, view)
         if head:
             text += f"; the queue is StrictFIFO and {head} stands in front"
-        return Evaluation("not_reached", since, text, alarm=silent > SILENCE_S and not head and state in ("", "fits"))
+        return Evaluation(
+            "not_reached", since, text, alarm=silent > SILENCE_S and not head and state in ("", "fits", "not_reached")
+        )
     since = str(quota.get("lastTransitionTime") or view.created)
     message = " ".join(str(quota.get("message") or "").split()).rstrip(".")
     silent = seconds_since(since, now)
