@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST := $(BIN)/pytest $(ARGS)
 
 .PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e \
-        bench-placement bench-protection bench-bringup bench-prewarm bench-image bench-page bundle validate build clean
+        bench-placement bench-protection bench-bringup bench-prewarm bench-image bench-page bench-eta bundle validate build clean
 
 help: ## list the verbs
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-image: env ## an image built cold and warm, by docker build, and pulled in
 
 bench-page: env ## the page of 1,250 nodes in a browser, and 200 clients on its stream, as JSON lines
 	@$(BIN)/python -m myriad.bench.page $(ARGS)
+
+bench-eta: env ## start estimates against a simulated month and against first-in-first-out by limits, as JSON lines
+	@$(BIN)/python -m myriad.bench.eta $(ARGS)
 
 bundle: env ## every artifact of the lock in one folder, from releases or from source
 	@$(BIN)/myriad bundle build $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +17,10 @@ from myriad.errors import InputError, MyriadError
 from myriad.kube.client import NAMESPACES, Api, ApiError
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.evidence import gather
-from myriad.scheduler.explain import Answer
+from myriad.scheduler.explain import Answer, Eta
 from myriad.scheduler.inquiry import PLACEMENT, QUOTA, why_job
 from myriad.scheduler.objects import WorkloadView
+from myriad.scheduler.queue_view import eta_of
 from myriad.scheduler.rules import steered_to
 from myriad.scheduler.subject import find_subject, names_like, split_subject
 
@@ -75,10 +77,15 @@ def register(app: typer.Typer) -> None:
 def _ask(question: _Question) -> tuple[Answer, Cache, frozenset[str]]:
     cache, missing = read_what_is_allowed(question.api, question.namespace)
     evidence = gather(question.api, question.namespace, question.name, question.kind)
-    answer = why_job(cache, question.namespace, question.name, evidence=evidence, missing=missing)
+    answer = why_job(cache, question.namespace, question.name, evidence=evidence, missing=missing, eta=_eta(cache))
     if answer is None:
         raise _unknown(question)
     return answer, cache, frozenset({*missing, *evidence.unread})
+
+
+def _eta(cache: Cache) -> Callable[[WorkloadView], Eta | None]:
+    """The estimate that the extension has put on the Workload."""
+    return lambda view: eta_of(cache, view, now=datetime.now(UTC))
 
 
 def _unknown(question: _Question) -> InputError:
@@ -154,7 +161,7 @@ def _watch(
         else:
             _refresh(question, cache)
         evidence = gather(question.api, question.namespace, question.name, question.kind)
-        answer = why_job(cache, question.namespace, question.name, evidence=evidence, missing=missing)
+        answer = why_job(cache, question.namespace, question.name, evidence=evidence, missing=missing, eta=_eta(cache))
         if answer is None:
             if not said:
                 raise _unknown(question)

@@ -6,6 +6,7 @@
 - `eta`: when it may start (see `myriad.scheduler.eta`), None where nobody can say;
 - `evaluation`: refused (Kueue looked and said no), not_reached (nobody has looked since it came or changed), held (its
   queue takes nothing) or unexplained (it fits, was looked at or should have been, and still waits);
+- `starts`, `looked_at`: the estimate and the kind of evaluation without anything that changes with the clock;
 - `overtaken_by`: jobs of its queue that came later and hold quota; `starving` where that has gone on for too long.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from myriad.kube.client import CLUSTER_QUEUES, WORKLOADS
@@ -196,6 +197,8 @@ def queue_report(
             job["eta"] = eta.as_dict() if eta is not None else None
             evaluation = evaluation_of(cache, view, now=now, state=job.get("state") or "")
             job["evaluation"] = evaluation.as_dict()
+            job["looked_at"] = evaluation.kind
+            job["starts"] = starts_at(eta, now)
             job["overtaken_by"] = sum(created > view.created for created in began.get(entry["cluster_queue"], ()))
             job["starving"] = bool(job["overtaken_by"]) and job["waiting_s"] > after_s and job.get("state") != "never"
             gpus += view.gang.gpus
@@ -203,6 +206,17 @@ def queue_report(
         entry["waiting_gpus"], entry["waiting_pods"] = gpus, pods
         entry["warnings"] = queue_warnings(cache.object(CLUSTER_QUEUES, entry["cluster_queue"]) or {}, views, now)
     return report
+
+
+def starts_at(eta: Eta | None, now: datetime) -> Json | None:
+    """An estimate as times, to the minute: it changes when the estimate does, not with the clock."""
+    if eta is None:
+        return None
+
+    def time(seconds: float | None) -> str | None:
+        return None if seconds is None else (now + timedelta(seconds=seconds)).isoformat(timespec="minutes")
+
+    return {"low": time(eta.low_s), "mid": time(eta.mid_s), "high": time(eta.high_s)}
 
 
 def _named(view: WorkloadView, position: int) -> Json:

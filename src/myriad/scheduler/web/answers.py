@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -14,9 +15,12 @@ from starlette.responses import Response
 from myriad.kube.client import WORKLOADS, Api
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.evidence import gather
-from myriad.scheduler.inquiry import queue_report, status_report, why_job
+from myriad.scheduler.facts import Eta
+from myriad.scheduler.inquiry import status_report, why_job
 from myriad.scheduler.model import DecisionRecord
+from myriad.scheduler.objects import WorkloadView
 from myriad.scheduler.protecting import report as protected
+from myriad.scheduler.queue_view import eta_of, published_etas, queue_report
 from myriad.scheduler.records import RecordBook
 from myriad.scheduler.web import rows
 from myriad.scheduler.web.auth import Scope
@@ -102,7 +106,7 @@ class Source:
         self, cache: Cache, scope: Scope, team: str = "", *, patience_s: float | None = None
     ) -> tuple[list[Json], Json]:
         """Queues that the caller may see, and the totals of the others."""
-        report = self.reports.get(scope.key, lambda: queue_report(cache), patience_s=patience_s)
+        report = self.reports.get(scope.key, lambda: _queue_report(cache), patience_s=patience_s)
         return rows.reduced([q for q in report if not team or q["team"] == team], scope)
 
     def records(self, cache: Cache, scope: Scope, **query: Any) -> list[Json]:
@@ -142,7 +146,7 @@ class Source:
     def job(self, cache: Cache, scope: Scope, namespace: str, job: str) -> Json:
         """Everything about one job. Raises HTTPException 404."""
         evidence = gather(self.api, namespace, job)
-        found = why_job(cache, namespace, job, evidence=evidence)
+        found = why_job(cache, namespace, job, evidence=evidence, eta=_eta(cache))
         if found is None:
             raise missing(f"no job {job} is known in namespace {namespace}")
         records = self.records(cache, scope, name=job, namespace=namespace, limit=50)
@@ -182,6 +186,16 @@ class Source:
         }
 
 
+def _queue_report(cache: Cache) -> list[Json]:
+    """The queues, with the estimates that the leader has put on the Workloads: none is made for a request."""
+    now = datetime.now(UTC)
+    return queue_report(cache, now=now, etas=published_etas(cache, now=now))
+
+
+def _eta(cache: Cache) -> Callable[[WorkloadView], Eta | None]:
+    return lambda view: eta_of(cache, view, now=datetime.now(UTC))
+
+
 def _fields(*names: str, **more: Json) -> Json:
     return {"type": "object", "required": list(names), "properties": more, "additionalProperties": True}
 
@@ -205,7 +219,7 @@ def endpoints(source: Source) -> list[Endpoint]:
 
     def why(ask: Ask) -> Response:
         namespace, job = ask.text("namespace"), ask.text("job")
-        found = why_job(ask.cache, namespace, job, evidence=gather(source.api, namespace, job))
+        found = why_job(ask.cache, namespace, job, evidence=gather(source.api, namespace, job), eta=_eta(ask.cache))
         if found is None:
             raise missing(f"no job {job} is known in namespace {namespace}")
         return answer({**found.as_dict(), "text": found.text()})

@@ -26,6 +26,8 @@ NODE_STATES = {
 }
 """Node states in words, the mildest first."""
 
+_AGES = ("waiting_s", "eta", "evaluation")
+"""What changes with the clock alone; `starts` and `looked_at` of a job say the same in times."""
 _COUNTS = ("nominal_gpus", "used_gpus", "borrowed_gpus")
 
 
@@ -83,7 +85,7 @@ def job_rows(cache: Cache, report: Iterable[Json]) -> dict[str, Json]:
     for entry in report:
         where = {"cluster_queue": entry["cluster_queue"], "team": entry["team"], "pool": entry["pool"]}
         for job in entry["waiting"]:
-            row = {k: v for k, v in job.items() if k != "waiting_s"}
+            row = {k: v for k, v in job.items() if k not in _AGES}
             row |= {**where, "phase": "waiting", "since": created.get((job["namespace"], job["job"]), "")}
             found[f"{job['namespace']}/{job['job']}"] = row
     for entry in report:
