@@ -206,6 +206,24 @@ def test_estimates_are_published_recorded_and_judged_and_outlive_the_leader(
     assert not open_ and len(judged) == 1 and judged[0].actual_s == 3000.0 and runs == []
 
 
+def test_who_comes_is_told_within_seconds_and_others_every_minute(world: Any, make: Any) -> None:
+    clock = [NOW.timestamp()]
+    observer = Estimating(world.api, world.cache, None, CollectorRegistry(), clock=lambda: clock[0])
+    fill(world, make)
+    observer.step()
+    wait(world, make, "comes")
+    clock[0] += 2
+    observer.step()
+    assert observer.etas == {}, "bursts are gathered"
+    clock[0] += 2
+    observer.step()
+    assert set(observer.etas) == {"uid-comes"}
+    passes = observer._last
+    clock[0] += 5
+    observer.step()
+    assert observer._last == passes
+
+
 def test_a_database_that_does_not_answer_stops_no_estimate(world: Any, make: Any, tmp_path: Any) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()

@@ -27,6 +27,7 @@ Json = dict[str, Any]
 _WRITES = 100
 """Annotations of one pass: a queue of thousands is told over some minutes, the first in line first."""
 _KEPT_FACTS = 20_000
+_SOON_S = 3.0
 _AGAIN = 4.0
 """A job's next estimate that is judged: when it has waited so many times as long as at the last."""
 _FIRST_AGAIN_S = 600.0
@@ -44,7 +45,7 @@ class Estimating:
     """
 
     name = "eta"
-    interval_s = 30.0
+    interval_s = 3.0
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Estimating:
         self._api, self._cache, self._store, self._clock = api, cache, store, clock
         self._every_s = every_s
         self._last = float("-inf")
+        self._took_s = 0.0
         self._loaded = store is None
         self._pending: list[Fact] = []
         self._ended: set[str] = set()
@@ -77,16 +79,25 @@ class Estimating:
         failure = self._load(now)
         views = {view.gang.uid: view for view in self._cache.views()}
         self._judge(views)
-        if now - self._last < self._every_s:
+        if now - self._last < (self._soon_s() if self._somebody_new(views) else self._every_s):
             return
         self._last = now
         began = time.perf_counter()
         self._learn(views, now)
         self._estimate(views, now)
-        self._seconds.set(time.perf_counter() - began)
+        self._took_s = time.perf_counter() - began
+        self._seconds.set(self._took_s)
         failure = self._save(now) or failure
         if failure is not None:
             raise failure
+
+    def _somebody_new(self, views: dict[str, WorkloadView]) -> bool:
+        """Whether somebody waits who was not there at the last pass."""
+        return any(view.waiting and uid not in self._came for uid, view in views.items())
+
+    def _soon_s(self) -> float:
+        """New jobs are told soon, and a twentieth of the time at most goes into it."""
+        return min(self._every_s, max(_SOON_S, 20 * self._took_s))
 
     # The past
 
