@@ -145,6 +145,7 @@ class Extension:
         self.observing.join(timeout=5.0)
         self.noticing.join(timeout=5.0)
         self.tending.join(timeout=5.0)
+        self.estimating.join(timeout=5.0)
         self.accounting.join(5.0)
         self.leader.join(timeout=5.0)
         server()

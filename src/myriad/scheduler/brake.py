@@ -118,9 +118,8 @@ class Trouble:
         some = ", ".join(self.not_ready[:3]) + (" and others" if len(self.not_ready) > 3 else "")
         return (
             f"{len(self.not_ready)} of {self.nodes} nodes of {self.scope} are not ready since about "
-            f"{self.since:%H:%M:%S} UTC ({some}): suspect the control plane or the network before the nodes. Myriad "
-            "evicts and taints nothing meanwhile; it goes on when they are back, or after "
-            "`myriad brake --release` where they are really lost"
+            f"{self.since:%H:%M:%S} UTC ({some}): suspect the control plane or the network before the nodes. No "
+            "domain is protected meanwhile; it goes on when they are back"
         )
 
 

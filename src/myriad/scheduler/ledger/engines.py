@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError
 
 from myriad.errors import InputError
 
-_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+_DRIVERS = ("postgresql", "postgres")
 READS = "ledger_reads"
 """Execution option of connections that only read."""
 
@@ -27,9 +27,12 @@ def address(url: str) -> URL:
     """
     try:
         parsed = make_url(url)
-        parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
-        backend = parsed.get_backend_name()
-    except (ArgumentError, NoSuchModuleError, ValueError):
+        backend = parsed.drivername.partition("+")[0]
+        if backend in _DRIVERS:
+            # One driver is installed, whatever the URL names.
+            backend, parsed = "postgresql", parsed.set(drivername="postgresql+psycopg")
+        parsed.get_dialect()
+    except (ArgumentError, ValueError):
         backend = ""
     if backend not in ("sqlite", "postgresql"):
         raise InputError("the ledger's URL names no database that it can be kept in", hint=f"write {_SHAPES}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, case, delete, func, select
+from sqlalchemy import Connection, Engine, Select, case, delete, func, literal_column, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
@@ -438,7 +438,7 @@ class Store:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (DBAPIError, TimeoutError) as error:
+        except (DBAPIError, TimeoutError, OverflowError) as error:
             cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
             text = " ".join(str(cause).split()) or type(cause).__name__
             failed = LedgerError(
@@ -446,7 +446,7 @@ class Store:
                 where=self.where,
                 hint="scheduling goes on, rows wait on disk and are written when it answers again",
             )
-            failed.refused = isinstance(error, DataError | IntegrityError)
+            failed.refused = isinstance(error, DataError | IntegrityError | OverflowError)
             raise failed from error
 
 
@@ -457,7 +457,9 @@ def _amounts_of(fact: Admission) -> tuple[tuple[str, str, int], ...]:
 def _insert(connection: Connection, table: type[Base], row: dict[str, Any]) -> int:
     """Insert a row unless it is there; 1 where it was inserted."""
     make = postgresql_insert if connection.dialect.name == "postgresql" else sqlite_insert
-    return connection.execute(make(table).values(**row).on_conflict_do_nothing()).rowcount
+    # A row comes back only where it was inserted; the count of rows is not known to every driver.
+    insert: Any = make(table).values(**row).on_conflict_do_nothing().returning(literal_column("1"))
+    return 0 if connection.execute(insert).first() is None else 1
 
 
 def _touching(query: Select[Any], since: int, until: int) -> tuple[Select[Any], Select[Any]]:

@@ -42,7 +42,7 @@ def noticing(
     url = parts.settings.page_url.rstrip("/")
 
     def details(of: str, job: str) -> str:
-        return f"{url}/job/{of}/{job}" if url else f"myriad preemptions {of}/{job}"
+        return f"{url}/jobs/{of}/{job}" if url else f"myriad preemptions {of}/{job}"
 
     def counted(reason: str, after_s: float) -> None:
         parts.metrics.evictions.labels(reason).inc()
