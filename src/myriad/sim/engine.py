@@ -26,6 +26,7 @@ from myriad.sim.run import PENDING, Observation, Run
 from myriad.sim.trace import Event, InvariantError, JobRecord, Kind, Trace
 
 _SAMPLE_S = 60.0
+_REQUEUE_S = 1.0
 
 
 def simulate(
@@ -396,7 +397,14 @@ class Simulation:
         # Kueue resets its checks on eviction.
         run.check = PENDING
         self.note("evicted", run.job.name, why)
-        self._enqueue(run)
+        # It is in its queue again when its job is suspended; until then whoever evicted it is the first to be asked.
+        run.state = "evicted"
+        self.at(self.now + _REQUEUE_S, lambda: self._requeue(run))
+
+    def _requeue(self, run: Run) -> None:
+        if run.state == "evicted":
+            self._enqueue(run)
+            self._want_pass()
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 

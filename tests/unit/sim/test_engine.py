@@ -75,6 +75,14 @@ def test_an_owner_reclaims_what_was_lent_and_the_victim_ends_later() -> None:
     assert borrower.finished_s is not None and borrower.finished_s > owner.finished_s  # type: ignore[operator]
 
 
+def test_a_victim_does_not_take_back_what_it_was_evicted_for() -> None:
+    config = replace(SMALL, teams={"vision": TeamQuota(64), "speech": TeamQuota(64)})
+    # The borrower came first: by age it would be asked before the owner that evicted it.
+    jobs = [job("borrower", 16, run_s=5000.0), job("owner", 8, at=1000.0, team="speech", run_s=300.0)]
+    trace = simulate(config, jobs, seed=1)
+    assert kinds(trace, "borrower").count("evicted") == 1 and kinds(trace, "owner").count("admitted") == 1
+
+
 def test_the_limit_ends_a_job_and_is_counted_from_admission() -> None:
     trace = simulate(SMALL, [job("long", 2, run_s=5000.0, limit_s=600.0)])
     record = trace.jobs["long"]
