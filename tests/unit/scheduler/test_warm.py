@@ -10,7 +10,7 @@ import pytest
 
 from myriad.fleet.labels import warm_label
 from myriad.scheduler.model import PlacementPolicy, Plan
-from myriad.scheduler.objects import _pod_set
+from myriad.scheduler.objects import pod_set
 from myriad.scheduler.placement import plan
 from myriad.scheduler.placement.warm import COLD, cold_penalty
 from myriad.scheduler.replay import inputs_of, replay
@@ -100,4 +100,4 @@ def test_only_images_by_digest_count() -> None:
             }
         }
     }
-    assert _pod_set(body).images == (TORCH, TOOLS)
+    assert pod_set(body).images == (TORCH, TOOLS)
