@@ -360,7 +360,6 @@ def test_a_gang_that_waits_for_a_pod_outside_every_queue_goes_on_when_it_ends(
     admitted(api, "behind")
 
 
-@pytest.mark.xfail(reason="failed once at load 6, cause not known yet; see the closing note", strict=False)
 def test_a_gang_that_can_never_fit_is_told_at_once_and_left_to_its_owner(
     plane: ControlPlane, api: Api, replica: Replica
 ) -> None:

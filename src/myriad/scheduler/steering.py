@@ -315,17 +315,17 @@ class Steering:
         """Tell at once that no state of this cluster can hold the gang. Deactivating it is its owner's business."""
         memory = self._remember(view)
         self._tell_job(view, "MyriadRefused", sentence)
-        if memory.refused == sentence:
-            return 0
         body = self._cache.object(WORKLOADS, view.key) or {}
         noted = (body.get("metadata", {}).get("annotations") or {}).get(REFUSED_ANNOTATION)
-        memory.refused = sentence
+        told, memory.refused = memory.refused, sentence
         if noted == sentence:
             return 0
-        refusal = fits_ever(self._cache.snapshot(), view.gang)
-        self._record(record_of(view.gang, refusal, "refused", time=utc_now(), versions=self._versions))
-        if body:
-            self._events.tell(body, "MyriadRefused", sentence)
+        if told != sentence:
+            refusal = fits_ever(self._cache.snapshot(), view.gang)
+            self._record(record_of(view.gang, refusal, "refused", time=utc_now(), versions=self._versions))
+            if body:
+                self._events.tell(body, "MyriadRefused", sentence)
+        # Told once, and noted until it stands: others write the Workload too, and a write in between is a conflict.
         return self._annotate(view, sentence)
 
     def _no_longer_refused(self, view: WorkloadView) -> int:

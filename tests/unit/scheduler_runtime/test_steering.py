@@ -242,6 +242,20 @@ def test_a_gang_that_can_never_fit_is_told_once_and_not_deactivated(world: Any, 
     assert world.entry("huge")["state"] == "Ready"
 
 
+def test_a_refusal_that_met_a_change_in_between_is_noted_by_the_next_pass(world: Any, make: Any) -> None:
+    """The reason's own observer writes the same Workload: the refusal must not be lost with one conflict."""
+    huge = make.workload("huge", gpus=16)
+    world.put(WORKLOADS, huge)
+    world.api.before_write = lambda: world.api.put(WORKLOADS, huge) and None
+    world.run()
+    assert world.metrics.conflicts._value.get() == 1
+    world.run(2)
+    told = [e for e in world.api.events if e[1] == "MyriadRefused"]
+    body = world.api.get(WORKLOADS, "job-huge", namespace="vision")
+    assert body["metadata"]["annotations"]["myriad.dev/refused"] == told[0][2]
+    assert len(told) == 2 and len(world.records("refused")) == 1
+
+
 def test_a_pool_without_a_node_refuses_nobody_for_good(world: Any, make: Any) -> None:
     for i in range(8):
         world.drop(NODES, f"n{i}")
