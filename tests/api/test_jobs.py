@@ -21,7 +21,7 @@ from myriad.errors import MyriadError
 from myriad.fleet import check, objects_for_cluster_policy
 from myriad.fleet.source import inventory_from_groups
 from myriad.jobs.submit import PYTORCH_JOBS
-from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError, Resource, connect
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, PODS, WORKLOADS, Api, ApiError, Resource, connect
 
 Json = dict[str, Any]
 
@@ -141,6 +141,15 @@ def clear(api: Api, *names: str) -> None:
         api.delete(SERVICES, name, namespace="vision")
     until(lambda: all(workload(api, name) is None for name in names), f"{names} are gone")
     until(lambda: not api.list(PODS, namespace="vision")[0], "their pods are gone")
+    # What a member reads; Kueue writes it a moment after the Workload has gone.
+    until(lambda: not reserved(api), "Kueue's status of the queue says so")
+
+
+def reserved(api: Api) -> int:
+    """GPUs that the queue's status counts as given out."""
+    status = api.get(CLUSTER_QUEUES, "vision-h100").get("status") or {}
+    resources = [r for flavor in status.get("flavorsReservation") or [] for r in flavor["resources"]]
+    return sum(int(r.get("total") or 0) for r in resources if r["name"] == "nvidia.com/gpu")
 
 
 def test_what_submit_says_comes_true(plane: ControlPlane, api: Api) -> None:
@@ -254,8 +263,9 @@ def test_a_pytorchjob_follows_the_cluster(plane: ControlPlane, api: Api) -> None
     api.delete(PYTORCH_JOBS, "torch", namespace="vision")
 
 
-def test_what_is_rendered_passes_the_admission_rules_of_the_site(plane: ControlPlane, api: Api) -> None:
-    """The rules that the same description renders: a `:latest` is refused by them, every form of `job new` is not."""
+@pytest.fixture
+def rules(plane: ControlPlane, api: Api) -> Iterator[None]:
+    """The admission rules of a site, in force for one test alone: the others' objects are not written for them."""
     checked = check(
         inventory_from_groups(
             {
@@ -281,6 +291,14 @@ def test_what_is_rendered_passes_the_admission_rules_of_the_site(plane: ControlP
         return False
 
     until(refused, "the rules are in force")
+    yield
+    text = "---\n".join(yaml.safe_dump(body) for body in objects)
+    plane.kubectl("delete", "-f", "-", stdin=text)
+    until(lambda: not refused(), "the rules are gone")
+
+
+def test_what_is_rendered_passes_the_admission_rules_of_the_site(plane: ControlPlane, rules: None) -> None:
+    """The rules that the same description renders: a `:latest` is refused by them, every form of `job new` is not."""
     for name, form, options in (
         ("one", "batch", ("--nodes", "1", "--gpus", "1")),
         ("two", "batch", ("--nodes", "2", "--gpus", "8", "--priority", "normal")),
@@ -291,7 +309,6 @@ def test_what_is_rendered_passes_the_admission_rules_of_the_site(plane: ControlP
         assert code == 0 and "Not created (dry run)." in text, text
 
 
-@pytest.mark.xfail(reason="failed once at load 6, cause not known yet; see the closing note", strict=False)
 def test_the_corrected_manifests_are_accepted(plane: ControlPlane) -> None:
     """The three of the articles, and the corrected fixtures of all kinds that are served: no field is unknown."""
     served = {"ResourceFlavor", "ClusterQueue", "LocalQueue", "Topology", "Cohort", "WorkloadPriorityClass"}
