@@ -14,6 +14,7 @@ from myriad.agent import brake
 from myriad.cli.output import console
 from myriad.errors import InputError, MyriadError
 from myriad.kube.client import CONFIG_MAPS, LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
+from myriad.kube.listing import listed
 from myriad.scheduler.cache import FOLLOWED, Cache
 from myriad.scheduler.objects import TEAM_LABEL
 from myriad.scheduler.policy import CONFIG_MAP as POLICY
@@ -60,13 +61,8 @@ def read_cluster(api: Api) -> tuple[Cache, list[str]]:
     missing: list[str] = []
 
     def fetch(resource: Resource) -> list[Json] | None:
-        try:
-            return api.list(resource)[0]
-        except ApiError as error:
-            # A kind that is not served (no Kueue yet) or not allowed: the answer says so instead of failing.
-            if error.status in (401, 403, 404):
-                return None
-            raise
+        # What is hidden is named in the answer instead of failing it.
+        return listed(api, resource)
 
     with ThreadPoolExecutor(max_workers=6) as pool:
         for resource, items in zip(FOLLOWED, pool.map(fetch, FOLLOWED), strict=True):
@@ -125,13 +121,8 @@ def namespaces_of_teams(cache: Cache) -> list[str]:
 
 def brakes(api: Api) -> list[Json]:
     """Brakes of the GPU gate that are on; none where the caller may not look into Myriad's own namespace."""
-    try:
-        maps, _ = api.list(brake.CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
-    except ApiError as error:
-        if error.status not in (401, 403, 404):
-            raise
-        return []
-    return brake.trips(maps, datetime.now(UTC))
+    maps = listed(api, brake.CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
+    return brake.trips(maps, datetime.now(UTC)) if maps else []
 
 
 def ask_extension(api: Api, path: str, params: dict[str, str] | None = None) -> Any | None:

@@ -12,6 +12,7 @@ from myriad.cli import _cluster as cluster
 from myriad.errors import InputError
 from myriad.jobs.request import PoolFacts
 from myriad.kube.client import LOCAL_QUEUES, Api, ApiError, ClusterUnreachableError, Resource
+from myriad.kube.listing import listed
 from myriad.scheduler.policy import CONFIG_MAP, NAMESPACE, SitePolicy
 
 _CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
@@ -136,12 +137,8 @@ def _serves_pytorch(api: Api) -> bool | None:
 
 
 def _queues(api: Api, namespace: str) -> list[str] | None:
-    try:
-        return sorted(item["metadata"]["name"] for item in api.list(LOCAL_QUEUES, namespace=namespace)[0])
-    except ApiError as error:
-        if error.status in (401, 403, 404):
-            return None
-        raise
+    queues = listed(api, LOCAL_QUEUES, namespace=namespace)
+    return None if queues is None else sorted(item["metadata"]["name"] for item in queues)
 
 
 def _namespace(team: str, namespace: str, policy: SitePolicy | None) -> str:

@@ -12,6 +12,7 @@ from myriad.cli._scope import read_what_is_allowed
 from myriad.errors import MyriadError
 from myriad.jobs.judge import Balance
 from myriad.kube.client import CONFIG_MAPS, NODES, PODS, Api, ApiError, ClusterUnreachableError, Resource
+from myriad.kube.listing import listed
 from myriad.lint.documents import Document
 from myriad.lint.works import Work
 from myriad.scheduler.cache import FOLLOWED, Cache
@@ -100,25 +101,16 @@ def context_of(
             documents += [_document(resource, item) for item in cache.listing(resource)]
             sure.add(resource.kind)
     for resource in _BESIDE:
-        items = listed(api, resource, None)
+        items = listed(api, resource)
         if items is not None:
             documents += [_document(resource, item) for item in items]
             sure.add(resource.kind)
     for resource in _IN_NAMESPACE:
-        found = [listed(api, resource, name) for name in namespaces]
+        found = [listed(api, resource, namespace=name) for name in namespaces]
         if all(items is not None for items in found):
             documents += [_document(resource, item) for items in found for item in items or []]
             sure.add(resource.kind)
     return documents, sure
-
-
-def listed(api: Api, resource: Resource, namespace: str | None) -> list[Json] | None:
-    try:
-        return api.list(resource, namespace=namespace)[0]
-    except ApiError as error:
-        if error.status in (401, 403, 404):
-            return None
-        raise
 
 
 def _document(resource: Resource, item: Json) -> Document:

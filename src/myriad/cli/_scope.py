@@ -8,6 +8,7 @@ from typing import Any
 from myriad.cli import _cluster as cluster
 from myriad.errors import MyriadError
 from myriad.kube.client import NAMESPACES, PODS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.listing import listed
 from myriad.scheduler.cache import FOLLOWED, Cache
 from myriad.scheduler.inquiry import PLACEMENT, QUOTA
 
@@ -33,10 +34,10 @@ def read_what_is_allowed(api: Api, namespace: str) -> tuple[Cache, frozenset[str
                 raise
             if error.is_not_found or not (resource.namespaced or resource is NAMESPACES):
                 return None, False
+        if resource is not NAMESPACES:
+            return listed(api, resource, namespace=namespace), False
         try:
-            if resource is NAMESPACES:
-                return [api.get(resource, namespace)], False
-            return api.list(resource, namespace=namespace)[0], False
+            return [api.get(resource, namespace)], False
         except ApiError as error:
             if error.status not in (401, 403, 404):
                 raise

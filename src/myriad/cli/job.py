@@ -23,6 +23,7 @@ from myriad.jobs.render import render, to_yaml
 from myriad.jobs.request import FORMS, UNNAMED_IMAGE, Form, Request, checked, parse_elastic, parse_hours
 from myriad.jobs.submit import create, in_order
 from myriad.kube.client import Api
+from myriad.kube.listing import listed
 from myriad.lint import findings, scene_of
 from myriad.lint.documents import Document
 from myriad.lint.rule import Finding
@@ -267,7 +268,7 @@ def _admitted(api: Api, work: Work) -> bool:
 
     until = time.monotonic() + ADMISSION_S
     while time.monotonic() < until:
-        for item in view.listed(api, WORKLOADS, work.thing.namespace) or []:
+        for item in listed(api, WORKLOADS, namespace=work.thing.namespace) or []:
             owners = item["metadata"].get("ownerReferences") or []
             if any(o.get("kind") == work.thing.kind and o.get("name") == work.thing.name for o in owners):
                 conditions = (item.get("status") or {}).get("conditions") or []

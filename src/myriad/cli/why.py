@@ -15,6 +15,7 @@ from myriad.cli._scope import own_namespace, read_what_is_allowed
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError, MyriadError
 from myriad.kube.client import NAMESPACES, Api, ApiError
+from myriad.kube.listing import listed
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.evidence import gather
 from myriad.scheduler.explain import Answer, Eta
@@ -188,12 +189,9 @@ def _refresh(question: _Question, cache: Cache) -> None:
     from myriad.kube.client import LOCAL_QUEUES, PODS, WORKLOADS
 
     for resource in (WORKLOADS, LOCAL_QUEUES, PODS):
-        try:
-            items, _ = question.api.list(resource, namespace=question.namespace)
-        except ApiError as error:
-            if error.status in (401, 403, 404):
-                continue
-            raise
+        items = listed(question.api, resource, namespace=question.namespace)
+        if items is None:
+            continue
         known = {
             o["metadata"]["name"]: o
             for o in cache.listing(resource)

@@ -10,6 +10,7 @@ from typing import Any
 
 from myriad.errors import InputError
 from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.listing import listed
 
 Json = dict[str, Any]
 
@@ -197,13 +198,7 @@ def names_like(api: Api, namespace: str, name: str) -> list[str]:
     """Names of jobs in a namespace that are close to one that does not exist, as `kind/name` for all but Jobs."""
     found: dict[str, str] = {}
     for resource in KINDS[:3] + tuple(r for r in KINDS if r.kind in ("Deployment", "StatefulSet")):
-        try:
-            bodies, _ = api.list(resource, namespace=namespace)
-        except ApiError as error:
-            if error.status in (401, 403, 404):
-                continue
-            raise
-        for body in bodies:
+        for body in listed(api, resource, namespace=namespace) or ():
             short = body["metadata"]["name"]
             found.setdefault(short, short if resource is JOBS else f"{resource.kind.lower()}/{short}")
     return [found[n] for n in close_names(name, found)]

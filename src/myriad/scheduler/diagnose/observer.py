@@ -10,7 +10,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, Resource
+from myriad.kube.client import Api, Resource
+from myriad.kube.listing import listed
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.diagnose.found import Finding, Outside, report
 from myriad.scheduler.evidence import POD_GROUPS
@@ -28,17 +29,9 @@ _AGAIN_S = 3600.0
 def read_outside(api: Api) -> Outside:
     """What the cache does not follow, with these credentials; what is not there or not allowed is left out."""
 
-    def listing(resource: Resource) -> list[Json] | None:
-        try:
-            return api.list(resource)[0]
-        except ApiError as error:
-            if error.status in (401, 403, 404):
-                return None
-            raise
-
-    services = listing(API_SERVICES)
+    services = listed(api, API_SERVICES)
     ours = None if services is None else [s for s in services if VISIBILITY in s["metadata"]["name"]]
-    return Outside(pod_groups=listing(POD_GROUPS), visibility=ours)
+    return Outside(pod_groups=listed(api, POD_GROUPS), visibility=ours)
 
 
 class Diagnosing:
