@@ -22,6 +22,7 @@ from myriad.kube.client import JOBS, WORKLOADS, Api, connect
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.observer import Estimating
 from myriad.scheduler.eta.store import Store
+from myriad.scheduler.objects import seconds_since
 from myriad.scheduler.queue_view import queue_report
 
 Json = dict[str, Any]
@@ -90,7 +91,13 @@ def test_c9_c10_c14_a_waiting_job_has_place_time_and_evaluation_and_its_estimate
     holder["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] = str(LIMIT_S)
     plane.apply([holder])
     until(lambda: (v := state(read_cluster(api)[0], "holder")) and v.admitted, what="the holder is admitted")
-    plane.apply([gang_job("second", pods=2, gpus=8), gang_job("third", pods=1, gpus=8)])
+    plane.apply([gang_job("second", pods=2, gpus=8)])
+    # Times of creation are whole seconds: who comes within the same one has no place before or behind.
+    until(
+        lambda: (v := state(read_cluster(api)[0], "second")) and seconds_since(v.created, datetime.now(UTC)) >= 1,
+        what="the second is a second old",
+    )
+    plane.apply([gang_job("third", pods=1, gpus=8)])
     until(
         lambda: all((v := state(read_cluster(api)[0], j)) and v.quota_message for j in ("second", "third")),
         what="Kueue has refused both",
