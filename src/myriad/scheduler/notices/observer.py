@@ -7,7 +7,6 @@ A leader that takes over goes on with what was recorded and not delivered.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.notices import text
 from myriad.scheduler.notices.book import Book, Record
 from myriad.scheduler.notices.courier import DEADLINE_S, Courier, Note
+from myriad.scheduler.notices.events import event_of
 from myriad.scheduler.notices.facts import Cause, Eviction, cause_of, moment, record_id, stop_of
 from myriad.scheduler.notices.gather import Eta, build, evictions_counted, pods_of
 from myriad.scheduler.policy import SitePolicy
@@ -43,29 +43,8 @@ _QUIET = ("WorkloadSliceReplaced",)
 
 def event(about: Json, eviction: Eviction, message: str, now: datetime) -> Json:
     """An Event of which there can be one only: its name follows from the eviction and the object."""
-    metadata = about["metadata"]
-    digest = hashlib.sha256(f"{eviction.id} {metadata.get('uid', '')}".encode()).hexdigest()[:16]
-    at = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{metadata['name'][:200]}.{digest}", "namespace": metadata["namespace"]},
-        "involvedObject": {
-            "apiVersion": about["apiVersion"],
-            "kind": about["kind"],
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata.get("uid", ""),
-        },
-        "reason": "MyriadPreempted" if eviction.is_preemption else "MyriadEvicted",
-        "message": message,
-        "type": "Warning",
-        "source": {"component": "myriad-scheduler"},
-        "reportingComponent": "myriad-scheduler",
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": 1,
-    }
+    reason = "MyriadPreempted" if eviction.is_preemption else "MyriadEvicted"
+    return event_of(about, reason, message, eviction.id, now)
 
 
 def document(eviction: Eviction, words: str) -> Json:
