@@ -51,6 +51,7 @@ class Extension:
         self.metrics = Metrics()
         self._log = DecisionLog(settings.decisions, max_bytes=settings.decisions_max_bytes)
         self.decisions = RecordBook(self._log)
+        self._inputs = InputsFolder(settings.decisions.with_name("inputs"))
         self.leader = LeaderElection(
             api,
             namespace=settings.namespace,
@@ -71,16 +72,18 @@ class Extension:
             decisions=self.decisions,
             events=events,
             metrics=self.metrics,
-            inputs=Keeper(InputsFolder(settings.decisions.with_name("inputs"))),
+            inputs=Keeper(self._inputs),
         )
         surroundings = Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)
-        self.observing = Observing(observers_of(surroundings), cache=self.cache, may_act=self._may_act, stop=self.stop)
         self.evictions = Book(api, namespace=settings.namespace)
-        self.noticing = noticing(surroundings, self.evictions, may_act=self._may_act, stop=self.stop)
-        self.tending = tending(surroundings, self.evictions, may_act=self._may_act, stop=self.stop)
-        self.accounting = Accounting(surroundings, may_act=self._may_act, stop=self.stop)
-        estimates = [estimating(surroundings)]
-        self.estimating = Observing(estimates, cache=self.cache, may_act=self._may_act, stop=self.stop)
+        # What beside steering has a thread of its own, in the order in which they begin and are waited for.
+        self._workers = (
+            Observing(observers_of(surroundings), cache=self.cache, may_act=self._may_act, stop=self.stop),
+            noticing(surroundings, self.evictions, may_act=self._may_act, stop=self.stop),
+            tending(surroundings, self.evictions, may_act=self._may_act, stop=self.stop),
+            Observing([estimating(surroundings)], cache=self.cache, may_act=self._may_act, stop=self.stop),
+            Accounting(surroundings, may_act=self._may_act, stop=self.stop),
+        )
         self.gate = gate_of(api, settings, self.cache)
         self._copier = Copier(
             api, self.decisions, namespace=settings.namespace, port=settings.port, token=settings.peer_token
@@ -110,11 +113,8 @@ class Extension:
         server = self._serve()
         self.cache.follow(self.api, self.stop)
         self.leader.start()
-        self.observing.start()
-        self.noticing.start()
-        self.tending.start()
-        self.estimating.start()
-        self.accounting.start()
+        for worker in self._workers:
+            worker.start()
         seen, last, took_s = -1, float("-inf"), 0.0
         ready = False
         while not self.stop.is_set():
@@ -142,11 +142,8 @@ class Extension:
                 log.warning("the pass ended early: %s", error)
                 seen = -1
                 self.stop.wait(1.0)
-        self.observing.join(timeout=5.0)
-        self.noticing.join(timeout=5.0)
-        self.tending.join(timeout=5.0)
-        self.estimating.join(timeout=5.0)
-        self.accounting.join(5.0)
+        for worker in self._workers:
+            worker.join(5.0)
         self.leader.join(timeout=5.0)
         server()
         self._log.close()
@@ -175,7 +172,7 @@ class Extension:
                 faults=self.faults,
                 leader=lambda: (self.leader.holder, self.leader.is_leader()),
                 evictions=self._eviction_records,
-                inputs=InputsFolder(self.settings.decisions.with_name("inputs")).get,
+                inputs=self._inputs.get,
             )
         )
         server = uvicorn.Server(uvicorn_config(app, port=self.settings.port))

@@ -324,7 +324,7 @@ def requeue_words(workload: Json, now: datetime) -> str:
     at = str(state.get("requeueAt") or "")
     if not at:
         return ""
-    left = -(now - datetime.fromisoformat(at.replace("Z", "+00:00"))).total_seconds()
+    left = -(now - datetime.fromisoformat(at)).total_seconds()
     count = int(state.get("count") or 0)
     tries = f" ({count} {'try' if count == 1 else 'tries'} so far)" if count else ""
     return f"next try in {duration(left)}{tries}" if left > 0 else ""

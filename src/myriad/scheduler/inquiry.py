@@ -150,7 +150,7 @@ def gpu_amounts(cache: Cache, queue: Json) -> dict[str, int]:
 
 def _lent_now(cache: Cache, queue: Json) -> int:
     """GPUs that the rest of the cohort leaves unused and lends."""
-    root = _root_cohort(cache, queue["spec"].get("cohortName") or "")
+    root = root_cohort(cache, queue["spec"].get("cohortName") or "")
     if not root:
         return 0
     pool = (queue["metadata"].get("labels") or {}).get(POOL_LABEL)
@@ -159,7 +159,7 @@ def _lent_now(cache: Cache, queue: Json) -> int:
         same_pool = (other["metadata"].get("labels") or {}).get(POOL_LABEL) == pool
         if other["metadata"]["name"] == queue["metadata"]["name"] or not same_pool:
             continue
-        if _root_cohort(cache, other["spec"].get("cohortName") or "") != root:
+        if root_cohort(cache, other["spec"].get("cohortName") or "") != root:
             continue
         amounts = gpu_amounts(cache, other)
         # What others borrow comes out of what is unused, so a negative remainder counts too.
@@ -170,7 +170,8 @@ def _lent_now(cache: Cache, queue: Json) -> int:
     return max(0, free)
 
 
-def _root_cohort(cache: Cache, name: str) -> str:
+def root_cohort(cache: Cache, name: str) -> str:
+    """The root of a cohort's tree; a circle of parents ends where it was entered."""
     seen: set[str] = set()
     while name and name not in seen:
         seen.add(name)

@@ -145,7 +145,7 @@ def ends_in_s(pod: Json, now: datetime) -> float:
     text = str(pod["metadata"].get("deletionTimestamp") or "")
     if not text:
         return 0.0
-    return max(0.0, (datetime.fromisoformat(text.replace("Z", "+00:00")) - now).total_seconds())
+    return max(0.0, (datetime.fromisoformat(text) - now).total_seconds())
 
 
 def pod_ready(pod: Json) -> bool:

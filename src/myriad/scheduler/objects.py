@@ -38,6 +38,8 @@ Json = dict[str, Any]
 WORKLOAD_ANNOTATION = "kueue.x-k8s.io/workload"
 PODSET_LABEL = "kueue.x-k8s.io/podset"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+REFUSED_ANNOTATION = "myriad.dev/refused"
+"""On a Workload: why no state of this cluster can hold it."""
 TEAM_LABEL = "myriad.dev/team"
 GATE_ANNOTATION = "myriad.dev/gate"
 CORDONED_BY_ANNOTATION = "myriad.dev/cordoned-by"
@@ -463,4 +465,4 @@ def seconds_since(timestamp: str, now: datetime) -> float:
     """Age of a Kubernetes timestamp; 0 for an empty one."""
     if not timestamp:
         return 0.0
-    return max(0.0, (now - datetime.fromisoformat(timestamp.replace("Z", "+00:00"))).total_seconds())
+    return max(0.0, (now - datetime.fromisoformat(timestamp)).total_seconds())

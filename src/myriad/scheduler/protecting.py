@@ -268,6 +268,6 @@ def _condition(workload: Json, kind: str) -> float:
 
 def _seconds(timestamp: str) -> float:
     try:
-        return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp() if timestamp else 0.0
+        return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
     except ValueError:
         return 0.0

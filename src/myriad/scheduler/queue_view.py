@@ -26,7 +26,7 @@ from myriad.scheduler.eta.model import HORIZON_S, Eta
 from myriad.scheduler.facts import Eta as Told
 from myriad.scheduler.inquiry import queue_report as plain_report
 from myriad.scheduler.model import is_gpu_resource
-from myriad.scheduler.objects import WorkloadView, seconds_since
+from myriad.scheduler.objects import REFUSED_ANNOTATION, WorkloadView, seconds_since
 from myriad.scheduler.words import duration
 
 Json = dict[str, Any]
@@ -324,4 +324,4 @@ def own_report(
 def _refused(workload: Json | None) -> str:
     """The planner's refusal, which the extension writes on the Workload."""
     annotations = ((workload or {}).get("metadata") or {}).get("annotations") or {}
-    return str(annotations.get("myriad.dev/refused") or "")
+    return str(annotations.get(REFUSED_ANNOTATION) or "")

@@ -23,7 +23,7 @@ from myriad.scheduler.events import EventSink
 from myriad.scheduler.inputs import Keeper
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.model import DecisionRecord, Gang, PlacementPolicy, Plan, place
-from myriad.scheduler.objects import PodSetUpdate, WorkloadView, seconds_since
+from myriad.scheduler.objects import REFUSED_ANNOTATION, PodSetUpdate, WorkloadView, seconds_since
 from myriad.scheduler.placement import fits_ever, plan, tier_of_assignment, tiers
 from myriad.scheduler.protect import Doors
 from myriad.scheduler.protecting import doors_of, limit_of
@@ -36,8 +36,6 @@ from myriad.scheduler.snapshot import Snapshot
 log = logging.getLogger("myriad.steering")
 
 Json = dict[str, Any]
-
-REFUSED_ANNOTATION = "myriad.dev/refused"
 
 
 @dataclass(slots=True)

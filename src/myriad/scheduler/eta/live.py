@@ -25,6 +25,7 @@ from myriad.scheduler.eta.model import (
     epoch,
     family_of,
 )
+from myriad.scheduler.inquiry import root_cohort
 from myriad.scheduler.model import (
     DEFAULT_GPU_RESOURCE,
     POOL_LABEL,
@@ -48,18 +49,6 @@ def limit_of(workload: Json) -> float | None:
 def kind_of(gang: Gang) -> Kind:
     """What a gang is like."""
     return Kind(gang.team or gang.namespace, family_of(gang.name), gang.gpus)
-
-
-def root_cohort(cache: Cache, name: str) -> str:
-    """The root of a cohort's tree; a circle of parents ends where it was entered."""
-    seen: set[str] = set()
-    while name and name not in seen:
-        seen.add(name)
-        parent = ((cache.object(COHORTS, name) or {}).get("spec") or {}).get("parentName")
-        if not parent:
-            return name
-        name = parent
-    return name
 
 
 def pool_of_queue(queue: Json) -> str:

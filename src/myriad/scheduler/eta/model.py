@@ -179,7 +179,7 @@ def epoch(timestamp: Any) -> float | None:
     """Seconds since the epoch of a Kubernetes timestamp; None for none. Raises ValueError for another text."""
     if not isinstance(timestamp, str) or not timestamp:
         return None
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+    return datetime.fromisoformat(timestamp).timestamp()
 
 
 def _rounded(seconds: float | None) -> float | None:

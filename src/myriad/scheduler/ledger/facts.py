@@ -113,7 +113,7 @@ def seconds(timestamp: Any) -> int | None:
     if not isinstance(timestamp, str) or not timestamp:
         return None
     try:
-        parsed = datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
+        parsed = datetime.fromisoformat(timestamp)
     except ValueError:
         return None
     return int(parsed.timestamp()) if parsed.tzinfo is not None else None

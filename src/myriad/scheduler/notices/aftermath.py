@@ -7,7 +7,6 @@ checkpoint, pods that nobody would make again. Each is told once, as an Event on
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
@@ -19,10 +18,11 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.notices import patterns, trouble
 from myriad.scheduler.notices.book import Book, Record
 from myriad.scheduler.notices.checkpoint import warning
+from myriad.scheduler.notices.events import event_of
 from myriad.scheduler.notices.facts import Eviction, classify, moment, stamp, stop_of
 from myriad.scheduler.notices.gather import checkpoint_of, pods_of, read_job
 from myriad.scheduler.notices.observer import eviction_of, objects_of
-from myriad.scheduler.objects import WorkloadView
+from myriad.scheduler.objects import REFUSED_ANNOTATION, WorkloadView
 from myriad.scheduler.policy import SitePolicy
 
 log = logging.getLogger("myriad.notices")
@@ -35,35 +35,6 @@ FOLLOWED = timedelta(hours=12)
 _YOUNG = timedelta(minutes=10)
 """A job is warned about its checkpoints at submit, and never later: not after a restart either."""
 _HALF_PATIENCE_S = 120.0
-_REFUSED = "myriad.dev/refused"
-
-
-def told_event(about: Json, reason: str, message: str, key: str, now: datetime) -> Json:
-    """An Event of which there can be one only, for `key`."""
-    metadata = about["metadata"]
-    digest = hashlib.sha256(f"{reason} {key} {metadata.get('uid', '')}".encode()).hexdigest()[:16]
-    namespace = metadata.get("namespace") or "default"
-    at = stamp(now)
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{metadata['name'][:200]}.{digest}", "namespace": namespace},
-        "involvedObject": {
-            "apiVersion": about["apiVersion"],
-            "kind": about["kind"],
-            "name": metadata["name"],
-            "namespace": namespace,
-            "uid": metadata.get("uid", ""),
-        },
-        "reason": reason,
-        "message": message[:1020],
-        "type": "Warning",
-        "source": {"component": "myriad-scheduler"},
-        "reportingComponent": "myriad-scheduler",
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": 1,
-    }
 
 
 class Aftermath:
@@ -187,7 +158,7 @@ class Aftermath:
 
     def _is_refused(self, view: WorkloadView) -> bool:
         body = self._cache.object(WORKLOADS, view.key) or {"metadata": {}}
-        return _REFUSED in (body["metadata"].get("annotations") or {})
+        return REFUSED_ANNOTATION in (body["metadata"].get("annotations") or {})
 
     def _vain(self, e: Eviction, waited_s: float, kind: str, now: datetime) -> None:
         vain = patterns.Vain(e, waited_s, kind)
@@ -293,7 +264,7 @@ class Aftermath:
         return any(written)
 
     def _event(self, about: Json, reason: str, words: str, key: str, now: datetime) -> bool:
-        body = told_event(about, reason, words, key, now)
+        body = event_of(about, reason, words, f"{reason} {key}", now)
         known = (body["metadata"]["namespace"], body["metadata"]["name"])
         if known in self._told:
             return False

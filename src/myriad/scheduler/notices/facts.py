@@ -299,7 +299,7 @@ def moment(text: str | None) -> datetime | None:
     if not text:
         return None
     try:
-        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        at = datetime.fromisoformat(text)
     except ValueError:
         return None
     return at if at.tzinfo else at.replace(tzinfo=UTC)
