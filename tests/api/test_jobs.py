@@ -21,7 +21,7 @@ from myriad.errors import MyriadError
 from myriad.fleet import check, objects_for_cluster_policy
 from myriad.fleet.source import inventory_from_groups
 from myriad.jobs.submit import PYTORCH_JOBS
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, PODS, WORKLOADS, Api, ApiError, Resource, connect
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, PODS, WORKLOADS, Api, ApiError, Resource
 
 Json = dict[str, Any]
 
@@ -84,13 +84,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         running.apply([*nodes, *queue_objects(gpus=24), NORMAL, MIRROR, *rights()])
         running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
         yield running
-
-
-@pytest.fixture(scope="module")
-def api(plane: ControlPlane) -> Iterator[Api]:
-    client = connect(plane.kubeconfig)
-    yield client
-    client.close()
 
 
 def myriad(plane: ControlPlane, *arguments: str, stdin: str | None = None, user: str = "") -> tuple[int, str]:

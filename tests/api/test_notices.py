@@ -22,7 +22,7 @@ from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_obj
 from kubelets import ENDS_AFTER
 from test_steering import ACCOUNT, Replica, rights, until
 
-from myriad.kube.client import EVENTS, JOBS, PODS, WORKLOADS, Api, connect
+from myriad.kube.client import EVENTS, JOBS, PODS, WORKLOADS, Api
 from myriad.kube.watch import Watch
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.facts import cause_of, moment
@@ -187,13 +187,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Itera
         )
         running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
         yield running
-
-
-@pytest.fixture(scope="module")
-def api(plane: ControlPlane) -> Iterator[Api]:
-    client = connect(plane.kubeconfig)
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="module")

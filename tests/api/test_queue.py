@@ -18,7 +18,7 @@ from apiserver import ControlPlane, fake_node, gang_job, queue_objects
 from prometheus_client import CollectorRegistry
 
 from myriad.cli._cluster import read_cluster
-from myriad.kube.client import JOBS, WORKLOADS, Api, connect
+from myriad.kube.client import JOBS, WORKLOADS, Api
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.observer import Estimating
 from myriad.scheduler.eta.store import Store
@@ -65,13 +65,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         nodes = [fake_node(f"n{i}", ("hall1", "b1", f"r{i // 2}")) for i in range(4)]
         running.apply([*nodes, *queue_objects(gpus=32), *member_rights()])
         yield running
-
-
-@pytest.fixture
-def api(plane: ControlPlane) -> Iterator[Api]:
-    client = connect(plane.kubeconfig)
-    yield client
-    client.close()
 
 
 def myriad(*arguments: str) -> tuple[int, str]:

@@ -23,7 +23,7 @@ import yaml
 from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
 from jinja2 import Environment, FileSystemLoader
 
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, LEASES, NODES, PODS, WORKLOADS, Api, connect
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, LEASES, NODES, PODS, WORKLOADS, Api
 from myriad.scheduler.objects import WorkloadView, workload_view
 
 Json = dict[str, Any]
@@ -119,13 +119,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         running.apply([system, *nodes, *queue_objects(gpus=32), check_object(), *rights()])
         running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
         yield running
-
-
-@pytest.fixture(scope="module")
-def api(plane: ControlPlane) -> Iterator[Api]:
-    client = connect(plane.kubeconfig)
-    yield client
-    client.close()
 
 
 @pytest.fixture

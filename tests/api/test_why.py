@@ -115,13 +115,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="module")
-def api(plane: ControlPlane) -> Iterator[Api]:
-    client = connect(plane.kubeconfig)
-    yield client
-    client.close()
-
-
-@pytest.fixture(scope="module")
 def cache(plane: ControlPlane) -> Iterator[Cache]:
     stop = threading.Event()
     watcher = connect(plane.kubeconfig)
