@@ -40,8 +40,11 @@ BOOT_TIMEOUT_S = 60.0
 #: How often a command is run again in a node whose output the engine lost.
 EXEC_ATTEMPTS = 5
 
+#: A folder that every node of the lab sees: what a site's parallel file system is to its nodes.
+SHARED_DIR = "/srv/shared"
+
 #: Raised when nodes of an earlier version lack something that this version relies on.
-_LAYOUT = 3
+_LAYOUT = 4
 
 Say = Callable[[str], None]
 
@@ -127,8 +130,20 @@ def spec_hash(node: LabNode, detected: Detected, network: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
-def container_options(node: LabNode, detected: Detected, *, lab: str, image: str, network: str) -> dict[str, Any]:
-    """The engine's arguments for one node (docker-py names). Pure, so that the flags are tested by value."""
+def container_options(
+    node: LabNode, detected: Detected, *, lab: str, image: str, network: str, is_sharing: bool = False
+) -> dict[str, Any]:
+    """The engine's arguments for one node (docker-py names). Pure, so that the flags are tested by value.
+
+    Args:
+        node: the node.
+        detected: what the engine can do.
+        lab: whose node it is.
+        image: its root file system.
+        network: the lab's network.
+        is_sharing: it sees the lab's shared folder (`ensure_shared` has made the volume).
+    """
+    shared = [f"{shared_volume(lab)}:{SHARED_DIR}"] if is_sharing else []
     return {
         "image": image,
         "name": f"{lab}-{node.name}",
@@ -148,7 +163,7 @@ def container_options(node: LabNode, detected: Detected, *, lab: str, image: str
         # A hierarchy of its own for each node: kubelets that share one delete each other's pods.
         "cgroupns": "private",
         # overlayfs does not stack on the container's own overlay file system, and etcd wants a real one.
-        "volumes": ["/var/lib/containerd", "/var/lib/kubelet", "/var/lib/etcd"],
+        "volumes": ["/var/lib/containerd", "/var/lib/kubelet", "/var/lib/etcd", *shared],
         "network": network,
         "networking_config": {network: EndpointConfig("1.41", ipv4_address=node.address, aliases=[node.name])},
         "labels": {LABEL: lab, _HOST_LABEL: node.name, _SPEC_LABEL: spec_hash(node, detected, network)},
@@ -156,6 +171,19 @@ def container_options(node: LabNode, detected: Detected, *, lab: str, image: str
         "stop_signal": "SIGRTMIN+3",
         "detach": True,
     }
+
+
+def shared_volume(lab: str) -> str:
+    """The name of the volume behind `SHARED_DIR`."""
+    return f"{lab}-shared"
+
+
+def ensure_shared(client: docker.DockerClient, lab: str) -> None:
+    """The volume behind `SHARED_DIR`, labelled so that it goes with the lab."""
+    try:
+        client.volumes.get(shared_volume(lab))
+    except NotFound:
+        client.volumes.create(shared_volume(lab), labels={LABEL: lab})
 
 
 def import_image(client: docker.DockerClient, rootfs: Path, *, digest: str) -> str:
@@ -232,6 +260,7 @@ def ensure_nodes(
     wanted = list(nodes)
     public_key = ssh_key(paths)
     ensure_network(client, state)
+    ensure_shared(client, state.name)
     _remove_foreign(client, state, {node.name for node in wanted}, say)
     for node in wanted:
         known = state.hosts.get(node.name)
@@ -275,7 +304,9 @@ def _ensure_node(
     files: Mapping[str, tuple[bytes, int]],
     say: Say,
 ) -> tuple[str, str, bool]:
-    options = container_options(node, state.detected, lab=state.name, image=image, network=state.network)
+    options = container_options(
+        node, state.detected, lab=state.name, image=image, network=state.network, is_sharing=True
+    )
     try:
         container = client.containers.get(options["name"])
     except NotFound:

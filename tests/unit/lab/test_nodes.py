@@ -42,6 +42,11 @@ def test_a_node_has_the_flags_of_a_machine() -> None:
     assert made["networking_config"]["myriad-abc"]["IPAMConfig"] == {"IPv4Address": "10.77.0.11"}  # type: ignore[index]
 
 
+def test_nodes_of_a_lab_share_one_folder_in_a_volume_of_the_labs_own() -> None:
+    made = container_options(NODE, Detected(), lab="myriad-abc", image="i", network="n", is_sharing=True)
+    assert made["volumes"][-1] == "myriad-abc-shared:/srv/shared"
+
+
 def test_what_the_engine_lacks_is_left_out() -> None:
     made = options(cap_sys_resource=False, dev_kmsg=False)
     assert made["cap_drop"] == ["SYS_RESOURCE"]
