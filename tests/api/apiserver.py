@@ -148,17 +148,24 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def control_plane(work: Path, *, users: Sequence[str] = (), run_s: float = 0.0) -> Iterator[ControlPlane]:
+def control_plane(
+    work: Path, *, users: Sequence[str] = (), run_s: float = 0.0, kubelets: bool = True, qps: int = 0
+) -> Iterator[ControlPlane]:
     """Start everything, and stop it at the end.
 
     Args:
         work: an empty folder.
         users: further users with a token each; what they may do is up to RBAC.
         run_s: pods of Jobs end well after this time, give or take half (0: they run until they are deleted).
+        kubelets: play the kubelets of all nodes; False where somebody else does.
+        qps: requests a second that Kueue, the controller manager and the scheduler may send, twice that in a burst;
+            0: their own defaults.
     """
     with api_server(work, users=users) as plane:
-        _install_kueue(plane)
-        _start_controllers(plane, run_s)
+        _install_kueue(plane, qps)
+        _start_controllers(plane, qps)
+        if kubelets:
+            _start_kubelets(plane, run_s)
         yield plane
 
 
@@ -179,11 +186,7 @@ def api_server(
     try:
         _start_api(plane, users)
         if kubelets:
-            plane.start(
-                "kubelets",
-                [sys.executable, str(Path(__file__).with_name("kubelets.py")), str(plane.kubeconfig)],
-                {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")},
-            )
+            _start_kubelets(plane, 0.0)
         if namespaces:
             plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n}} for n in namespaces])
         yield plane
@@ -249,7 +252,7 @@ def _start_api(plane: ControlPlane, users: Sequence[str]) -> None:
     _wait_ready(plane, f"{plane.url}/readyz", 60)
 
 
-def _install_kueue(plane: ControlPlane) -> None:
+def _install_kueue(plane: ControlPlane, qps: int) -> None:
     chart = find_chart()
     assert chart, "Kueue's chart is not there"
     rendered = subprocess.run(
@@ -295,6 +298,8 @@ def _install_kueue(plane: ControlPlane) -> None:
     config["metrics"] = {"bindAddress": "0"}
     config["health"] = {"healthProbeBindAddress": f"127.0.0.1:{_free_port()}"}
     config["webhook"] = {"port": port, "host": "127.0.0.1", "certDir": str(plane.work / "pki")}
+    if qps:
+        config["clientConnection"] = {"qps": qps, "burst": 2 * qps}
     (plane.work / "kueue.yaml").write_text(yaml.safe_dump(config))
     plane.start(
         "kueue",
@@ -308,8 +313,9 @@ def _install_kueue(plane: ControlPlane) -> None:
     _wait_port(port, 60)
 
 
-def _start_controllers(plane: ControlPlane, run_s: float) -> None:
+def _start_controllers(plane: ControlPlane, qps: int) -> None:
     key = plane.work / "pki" / "tls.key"
+    pace = [f"--kube-api-qps={qps}", f"--kube-api-burst={2 * qps}"] if qps else []
     plane.start(
         "kube-controller-manager",
         [
@@ -321,6 +327,7 @@ def _start_controllers(plane: ControlPlane, run_s: float) -> None:
             "taint-eviction-controller,pod-garbage-collector-controller,resourcequota-controller",
             f"--secure-port={_free_port()}",
             "--node-monitor-grace-period=120s",
+            *pace,
         ],
     )
     plane.start(
@@ -330,8 +337,12 @@ def _start_controllers(plane: ControlPlane, run_s: float) -> None:
             f"--kubeconfig={plane.kubeconfig}",
             "--leader-elect=false",
             f"--secure-port={_free_port()}",
+            *pace,
         ],
     )
+
+
+def _start_kubelets(plane: ControlPlane, run_s: float) -> None:
     plane.start(
         "kubelets",
         [sys.executable, str(Path(__file__).with_name("kubelets.py")), str(plane.kubeconfig), str(run_s)],
