@@ -32,6 +32,8 @@ class ActionModule(ActionBase):
             if args["state"] == "check":
                 digest = inputs.run_digest(task_vars, {**args, "inputs": given})
                 result.update(changed=False, **self._look(args, digest))
+            elif args["state"] == "by_hand":
+                result.update(changed=False, **self._by_hand(args))
             else:
                 result.update(changed=False, **self._record(args, task_vars))
         except failure as error:
@@ -61,6 +63,15 @@ class ActionModule(ActionBase):
         # As the inputs are at the first task of the run: what tasks register later is no input.
         facts = {"myriad_cluster": {"inputs_hash": digest, "converged": found.converged}}
         return {"converged": found.converged, "drift": found.drift, "ansible_facts": facts}
+
+    @staticmethod
+    def _by_hand(args: dict[str, Any]) -> dict[str, Any]:
+        from myriad.drift.read import look
+        from myriad.kube.client import connect
+
+        locked = {str(name): str(version) for name, version in args["versions"].items()}
+        found, notes = look(connect(args["kubeconfig"]), [str(name) for name in args["nodes"]], locked)
+        return {"drift": found, "notes": notes}
 
     def _record(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         from myriad.kube.client import connect

@@ -16,6 +16,11 @@ CHART = {
     "namespace": {"type": "str", "required": True},
     "values": {"type": "str", "default": ""},
 }
+KUSTOMIZATION = {
+    "program": {"type": "path", "required": True},
+    "text": {"type": "str", "required": True},
+    "files": {"type": "dict", "required": True},
+}
 CERTIFICATE = {
     "namespace": {"type": "str", "required": True},
     "name": {"type": "str", "required": True},
@@ -28,6 +33,7 @@ ARGUMENTS = {
     "text": {"type": "str", "default": ""},
     "manifests": {"type": "list", "elements": "path", "default": []},
     "chart": {"type": "dict", "options": CHART},
+    "kustomization": {"type": "dict", "options": KUSTOMIZATION},
     "certificates": {"type": "list", "elements": "dict", "default": [], "options": CERTIFICATE},
     "kubeconfig": {"type": "path"},
     "field_manager": {"type": "str"},
@@ -53,8 +59,10 @@ ARGUMENTS = {
 }
 
 CLUSTER_STATE = {
-    "state": {"type": "str", "choices": ["check", "converged"], "default": "check"},
+    "state": {"type": "str", "choices": ["check", "converged", "by_hand"], "default": "check"},
     "kubeconfig": {"type": "path"},
+    "nodes": {"type": "list", "elements": "str", "default": []},
+    "versions": {"type": "dict", "default": {}},
     "ready": {
         "type": "list",
         "elements": "dict",

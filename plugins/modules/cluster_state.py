@@ -10,12 +10,15 @@ description:
   - With C(state=check) the objects that M(myriad.gpu.kube_objects) applied are compared with the record of the last complete run, in a few calls that
     read metadata alone. An object that is gone, or of which somebody changed a field that was applied, is found; what others added is theirs.
   - With C(state=converged) a complete run is recorded, in the ConfigMap C(myriad-site) of the namespace C(myriad-system). Nothing else is written.
+  - With C(state=by_hand) the cluster is searched for what neither the description nor a program of the cluster made, item by item - fields that somebody
+    set on objects of Myriad and of kubeadm, queues, flavors and rules that the description lacks, Nodes without a host and hosts without a Node,
+    and versions that run and are not the lock's. Nothing is written.
   - Runs on the controller, whatever host the task names.
 options:
   state:
     description: What to do.
     type: str
-    choices: [check, converged]
+    choices: [check, converged, by_hand]
     default: check
   kubeconfig:
     description: The kubeconfig on the controller. The environment's C(KUBECONFIG) when not given.
@@ -42,6 +45,15 @@ options:
         description: Namespace.
         type: str
         default: ""
+  nodes:
+    description: With C(state=by_hand), the hosts of the description that are Nodes.
+    type: list
+    elements: str
+    default: []
+  versions:
+    description: With C(state=by_hand), components of the lock and their versions.
+    type: dict
+    default: {}
   full:
     description: With C(state=check), take it for different without a look, because the tasks that follow look at everything.
     type: bool
@@ -81,17 +93,17 @@ converged:
   returned: state is check
   type: bool
 drift:
-  description: What differs, one sentence each.
-  returned: state is check
+  description: What differs; one sentence each, or with C(state=by_hand) role, kind, item, expected, found and by of each.
+  returned: state is check or by_hand
   type: list
-  elements: str
+  elements: raw
 recorded:
   description: Whether the run was a complete one and is recorded now.
   returned: state is converged
   type: bool
 notes:
-  description: Why it was not recorded.
-  returned: state is converged
+  description: Why it was not recorded; with C(state=by_hand), what was found and is nobody's mistake.
+  returned: state is converged or by_hand
   type: list
   elements: str
 """

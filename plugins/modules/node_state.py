@@ -147,6 +147,12 @@ options:
     description: With C(state=check), read artifacts instead of trusting size, times and inode.
     type: bool
     default: false
+  by_hand:
+    description:
+      - With C(state=check), look further than the records - at what kubeadm wrote, at files that somebody put where a program reads all of them, at settings
+        that another file would change at the next boot - and tell who changed a package and when a file was written.
+    type: bool
+    default: false
   keep:
     description: With C(state=absent), paths, units and roles that stay.
     type: list
@@ -244,7 +250,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.myriad.gpu.plugins.module_utils import host, kernel, packages, units
+from ansible_collections.myriad.gpu.plugins.module_utils import by_hand, host, kernel, packages, units
 from ansible_collections.myriad.gpu.plugins.module_utils.drift import Comparison
 from ansible_collections.myriad.gpu.plugins.module_utils.present import Present
 from ansible_collections.myriad.gpu.plugins.module_utils.record import (
@@ -302,6 +308,7 @@ ARGUMENTS = dict(
     swap={"type": "raw"},
     data={"type": "list", "elements": "path", "default": []},
     full={"type": "bool", "default": False},
+    by_hand={"type": "bool", "default": False},
     keep={"type": "list", "elements": "str", "default": []},
     inputs={"type": "raw"},
     ignore_vars={"type": "list", "elements": "str", "default": ["site_full"]},
@@ -320,6 +327,8 @@ def check(params):
     records = load_all(below(params["root"], params["state_dir"]))
     site = load(site_file(params))
     drift = Comparison(records, params["root"], params["full"]).run()
+    if params["by_hand"]:
+        drift += by_hand.look(records, drift, params["root"])
     if not site:
         drift.append(
             {
