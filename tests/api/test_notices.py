@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import apiserver
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
 from kubelets import ENDS_AFTER
+from receiver import Lag, Receiver
 from test_steering import ACCOUNT, Replica, rights, until
 
 from myriad.kube.client import EVENTS, JOBS, PODS, WORKLOADS, Api
@@ -36,37 +36,6 @@ GRACE_S = 8
 DETACHED = '[{"op": "remove", "path": "/spec/admissionChecksStrategy"}]'
 
 pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
-
-
-class Receiver:
-    """A webhook: keeps what comes, when it came, and answers what it is told to."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[float, dict[str, str], bytes]] = []
-        self.answer = 204
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.got.append((time.time(), dict(self.headers), body))
-                self.send_response(receiver.answer)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def of(self, job: str) -> list[Json]:
-        found = [json.loads(body) for _, _, body in self.got]
-        return [b for b in found if b.get("eviction", {}).get("victim", {}).get("job") == job]
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
 
 
 class Evictions:
@@ -86,24 +55,6 @@ class Evictions:
 
     def remove(self, obj: Json) -> None:
         pass
-
-
-class Lag:
-    """How late the machine lets a thread be that sleeps 20 ms: the worst so far."""
-
-    def __init__(self) -> None:
-        self.worst = 0.0
-        self._stop = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            began = time.monotonic()
-            self._stop.wait(0.02)
-            self.worst = max(self.worst, time.monotonic() - began - 0.02)
-
-    def close(self) -> None:
-        self._stop.set()
 
 
 def team(name: str, *, gpus: int) -> list[Json]:
