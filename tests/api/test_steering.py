@@ -53,22 +53,23 @@ def until(check: Callable[[], Any], *, timeout_s: float = 30.0, what: str = "") 
     raise AssertionError(f"not within {timeout_s} s: {what or check.__doc__ or check}") from failure
 
 
-def rights() -> list[Json]:
-    """The RBAC objects exactly as the role renders them."""
+def rendered(**inputs: Any) -> list[Json]:
+    """What the role renders; `inputs` without their prefix scheduler_extension_."""
     environment = Environment(loader=FileSystemLoader(ROOT / "roles/scheduler_extension/templates"), autoescape=False)  # noqa: S701 - YAML, no page
     environment.filters["to_nice_yaml"] = lambda value: yaml.safe_dump(value)
     environment.filters["dict2items"] = lambda value, key_name="key": [
         {key_name: k, "value": v} for k, v in value.items()
     ]
     environment.filters["combine"] = lambda a, b: {**a, **b}
-    text = environment.get_template("objects.yaml.j2").render(
-        scheduler_extension_image="registry.invalid/x@sha256:0",
-        scheduler_extension_replicas=2,
-        scheduler_extension_env={},
-        scheduler_extension_requests={},
-        scheduler_extension_decisions_volume={"emptyDir": {}},
-    )
-    return [o for o in yaml.safe_load_all(text) if "Role" in o["kind"] or o["kind"] == "ServiceAccount"]
+    given = yaml.safe_load((ROOT / "roles/scheduler_extension/defaults/main.yml").read_text())
+    given |= {"scheduler_extension_image": f"registry.invalid/x@sha256:{'0' * 64}"}
+    given |= {f"scheduler_extension_{name}": value for name, value in inputs.items()}
+    return [o for o in yaml.safe_load_all(environment.get_template("objects.yaml.j2").render(given)) if o]
+
+
+def rights() -> list[Json]:
+    """The RBAC objects exactly as the role renders them."""
+    return [o for o in rendered() if "Role" in o["kind"] or o["kind"] == "ServiceAccount"]
 
 
 class Replica:

@@ -1,5 +1,4 @@
-"""`python -m myriad.scheduler`: the extension. With `detach` it leaves the cluster unsteered, with `deadman` only where
-nobody leads."""
+"""`python -m myriad.scheduler`: the extension. With `detach` it leaves the cluster unsteered."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from typing import Any
 
 from myriad.errors import MyriadError
 from myriad.kube.client import Api, connect
-from myriad.scheduler import deadman
 from myriad.scheduler.attach import detach_all
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import DecisionLog
@@ -196,7 +194,7 @@ class Stopper:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m myriad.scheduler", description=__doc__)
-    parser.add_argument("command", nargs="?", choices=["serve", "detach", "deadman"], default="serve")
+    parser.add_argument("command", nargs="?", choices=["serve", "detach"], default="serve")
     parser.add_argument("--kubeconfig", help="a kubeconfig; in a pod the service account is used")
     parser.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args(arguments)
@@ -210,8 +208,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = Settings.from_env()
         api = connect(options.kubeconfig)
-        if options.command == "deadman":
-            return deadman.run(api, settings)
         if options.command == "detach":
             done, kept = detach_all(api, settings.admission_check)
             print(f"detached from {', '.join(done) or 'no ClusterQueue: none had the check'}")

@@ -1,5 +1,7 @@
 """The dead-man: where nobody leads the extension, its check is detached, so that the queues go on unsteered.
 
+    python -m myriad.scheduler.deadman [--kubeconfig FILE]
+
 An AdmissionCheck that nobody answers blocks every queue that asks it. This runs outside of the extension, as a CronJob
 with rights of its own, and looks at the extension's Lease alone: whoever holds it renews it every two seconds, and a
 replica whose cache does not follow holds it not (`leader`). Whether it moves is judged by this machine's monotonic
@@ -10,15 +12,17 @@ The AdmissionCheck carries since when and by whom it is detached; the extension 
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, LEASES, Api, ApiError
+from myriad.errors import MyriadError
+from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, LEASES, Api, ApiError, connect
 from myriad.scheduler.attach import detach_all, entry_of
 from myriad.scheduler.settings import Settings
 
@@ -30,6 +34,7 @@ DETACHED_AT = "myriad.dev/detached-at"
 DETACHED_BY = "myriad.dev/detached-by"
 NAME = "dead-man"
 _LOOK_EVERY_S = 1.0
+_SLOW_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +78,29 @@ def watch(
 ) -> Watch:
     """Look at the Lease for as long as a live leader could leave it alone, plus one round of its election.
 
+    Only time in which the API server answered counts: while it stands still no leader can renew, and what it shows
+    right after says nothing yet. After such a look the watch begins anew.
+
     Raises:
         ApiError: the API server refuses to show it. One that is away raises too: then nothing can be judged.
     """
     patience_s = settings.lease_duration_s + 2 * settings.retry_period_s
-    began = clock()
     before = _look(api, settings)
+    began = clock()
     while True:
+        sleep(_LOOK_EVERY_S)
+        asked = clock()
         now = _look(api, settings)
+        answered = clock()
         if now is not None and now != before and now[1]:
             return Watch(True, f"the extension lives: {now[1]} leads")
-        if clock() - began >= patience_s:
+        if answered - asked > _SLOW_S:
+            log.info("the API server took %.0f s to answer: the watch begins anew", answered - asked)
+            before, began = now, answered
+        elif answered - began >= patience_s:
             whose = f"{now[1]} has not renewed it" if now and now[1] else "nobody holds it"
             there = f"the Lease {settings.namespace}/{settings.lease} has not moved for {patience_s:.0f} s ({whose})"
             return Watch(False, there if now else f"there is no Lease {settings.namespace}/{settings.lease}")
-        sleep(_LOOK_EVERY_S)
 
 
 def mark(api: Api, check: str) -> None:
@@ -125,3 +138,22 @@ def _annotate(api: Api, check: str, values: dict[str, str | None]) -> None:
     except ApiError as error:
         # Detaching is what counts; the mark is for people.
         log.warning("AdmissionCheck %s: %s", check, error)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; a program of its own, because every minute the extension's imports would cost two seconds."""
+    parser = argparse.ArgumentParser(prog="python -m myriad.scheduler.deadman", description=__doc__)
+    parser.add_argument("--kubeconfig", help="a kubeconfig; in a pod the service account is used")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        return run(connect(options.kubeconfig), Settings.from_env())
+    except MyriadError as error:
+        # An API server that is away says nothing about the extension: nothing is detached, the next run looks again.
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -206,7 +206,8 @@ def _notes(status: Json) -> str:
     if not extension["leader"]:
         notes.append("No replica leads: nothing is steered.")
     if status["queues_not_steered"]:
-        notes.append(f"Not steered: {', '.join(status['queues_not_steered'])}.")
+        since = f" ({status['unsteered']})" if status["unsteered"] else ""
+        notes.append(f"Not steered: {', '.join(status['queues_not_steered'])}{since}.")
     items = "".join(f'<p class="note bad">{escape(n)}</p>' for n in notes)
     return f'<div id="notes">{items}</div>'
 
