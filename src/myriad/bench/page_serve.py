@@ -17,10 +17,12 @@ from myriad.errors import MyriadError
 from myriad.kube.client import Api, ApiError, Resource
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import DecisionLog
+from myriad.scheduler.ledger.book import Ledger
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.model import DecisionRecord
 from myriad.scheduler.records import RecordBook
 from myriad.scheduler.server import Parts, build_app, uvicorn_config
+from myriad.scheduler.web.accounts import Accounts
 from myriad.scheduler.web.auth import AuthSettings, Gatekeeper
 
 Json = dict[str, Any]
@@ -54,6 +56,7 @@ class Served:
         cache: what it shows; changes are followed.
         server: `app.state.server` of it.
         evictions: records that it shows; may be added to.
+        ledger: GPU-hours that it shows; empty at first.
     """
 
     url: str
@@ -61,6 +64,7 @@ class Served:
     book: RecordBook
     server: Any
     evictions: list[Json]
+    ledger: Ledger
 
 
 @contextlib.contextmanager
@@ -85,6 +89,7 @@ def serve(
         namespaces=lambda: {view.gang.namespace for view in cache.views()},
     )
     evictions: list[Json] = []
+    ledger = Ledger(f"sqlite:///{folder / 'ledger.db'}", policy=cache.policy)
     app = build_app(
         Parts(
             api=api,
@@ -96,6 +101,7 @@ def serve(
             faults=list,
             leader=lambda: ("myriad-scheduler-0", True),
             evictions=lambda: evictions,
+            accounts=Accounts(ledger),
         )
     )
     with socket.socket() as probe:
@@ -110,10 +116,11 @@ def serve(
             if time.monotonic() > deadline or not thread.is_alive():
                 raise MyriadError("the server did not start", where=f"127.0.0.1:{port}")
             time.sleep(0.02)
-        yield Served(f"http://127.0.0.1:{port}", cache, book, app.state.server, evictions)
+        yield Served(f"http://127.0.0.1:{port}", cache, book, app.state.server, evictions, ledger)
     finally:
         server.should_exit = True
         thread.join(timeout=10)
+        ledger.store.close()
         log.close()
         api.close()
 

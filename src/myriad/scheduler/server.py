@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -32,7 +32,8 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.records import RecordBook
 from myriad.scheduler.settings import own_version
-from myriad.scheduler.web import answers, assets, rows
+from myriad.scheduler.web import accounts, answers, assets, rows, whatif
+from myriad.scheduler.web.accounts import Accounts
 from myriad.scheduler.web.auth import (
     COOKIE,
     EVERYTHING,
@@ -88,6 +89,7 @@ class Parts:
         leader: identity of the replica that writes, and whether it is this one.
         evictions: records of evictions, oldest first.
         inputs: what a decision was made on, by its hash.
+        accounts: GPU-hours, where this process keeps a ledger.
     """
 
     api: Api
@@ -100,6 +102,7 @@ class Parts:
     leader: Callable[[], tuple[str, bool]]
     evictions: Callable[[], list[dict[str, Any]]] = list
     inputs: Callable[[str], dict[str, Any] | None] = lambda _: None
+    accounts: Accounts = field(default_factory=lambda: Accounts(None))
 
 
 class Busy(MyriadError):
@@ -112,7 +115,14 @@ class Server:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.source = answers.Source(
-            parts.api, parts.cache, parts.decisions, parts.not_ready, parts.leader, parts.evictions, parts.inputs
+            parts.api,
+            parts.cache,
+            parts.decisions,
+            parts.not_ready,
+            parts.leader,
+            parts.evictions,
+            parts.inputs,
+            parts.accounts.hours,
         )
         self.hub = Hub(self._documents, lambda seen, timeout_s: parts.cache.wait(seen, timeout_s=timeout_s))
         self._workers = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="answer")
@@ -240,6 +250,8 @@ class Server:
             Endpoint(path="/preemptions", rule=Rule.REDUCED, answer=preemptions, about="The page: preemptions.",
                      params=(answers.JOB, answers.SINCE, answers.LIMIT), media=html),
             *answers.endpoints(source),
+            *accounts.endpoints(parts.accounts),
+            *whatif.endpoints(parts.api),
             Endpoint(path=STREAM, rule=Rule.REDUCED, answer=lambda _: Response(), about="What changes, as it changes.",
                      params=(SECTIONS_PARAM,), media="text/event-stream"),
         ]  # fmt: skip

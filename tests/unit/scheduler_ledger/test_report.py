@@ -117,7 +117,9 @@ def test_details_are_by_namespace_and_add_up() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     jobs=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(-5, 30), st.integers(0, 20), st.integers(1, 9), st.sampled_from([1, 7])),
+        st.tuples(
+            st.integers(0, 2), st.integers(-5, 30), st.integers(0, 20), st.integers(1, 9), st.sampled_from([1, 7])
+        ),
         max_size=8,
     ),
     owned=st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 25), st.integers(0, 12)), max_size=6),

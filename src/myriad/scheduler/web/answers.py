@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -21,12 +21,13 @@ from myriad.scheduler.model import DecisionRecord
 from myriad.scheduler.objects import WorkloadView
 from myriad.scheduler.protecting import report as protected
 from myriad.scheduler.queue_view import eta_of, published_etas, queue_report
+from myriad.scheduler.quota_view import Balance, quota_report
 from myriad.scheduler.records import RecordBook
 from myriad.scheduler.web import rows
 from myriad.scheduler.web.auth import Scope
 from myriad.scheduler.web.endpoint import NAME, NAMESPACE, TIME, Ask, Endpoint, Param, Rule
 from myriad.scheduler.web.reports import Reports
-from myriad.scheduler.web.scope import ScopedCache
+from myriad.scheduler.web.scope import OTHERS, ScopedCache
 
 Json = dict[str, Any]
 
@@ -72,6 +73,7 @@ class Source:
         leader: identity of the replica that writes, and whether it is this one.
         evictions: records of evictions, oldest first (`notices.facts.Eviction` as mappings).
         inputs: what a decision was made on, by its hash.
+        hours: GPU-hours by team and pool, of the ledger.
     """
 
     api: Api
@@ -81,6 +83,7 @@ class Source:
     leader: Callable[[], tuple[str, bool]]
     evictions: Callable[[], list[Json]] = list
     inputs: Callable[[str], Json | None] = lambda _: None
+    hours: Callable[[], Mapping[tuple[str, str], Balance]] = dict
     reports: Reports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +111,12 @@ class Source:
         """Queues that the caller may see, and the totals of the others."""
         report = self.reports.get(scope.key, lambda: _queue_report(cache), patience_s=patience_s)
         return rows.reduced([q for q in report if not team or q["team"] == team], scope)
+
+    def quotas(self, cache: Cache, team: str = "") -> Json:
+        """Quota by team and pool with GPU-hours, and the pools' capacity (`quota_view.quota_report`)."""
+        report = quota_report(cache, team, balances=self.hours())
+        mine = [row for row in report["quotas"] if not (isinstance(cache, ScopedCache) and row["team"] == OTHERS)]
+        return {"quotas": mine, "pools": report["pools"]}
 
     def records(self, cache: Cache, scope: Scope, **query: Any) -> list[Json]:
         """Decision records of namespaces that the caller may see, oldest first."""
@@ -196,7 +205,8 @@ def _eta(cache: Cache) -> Callable[[WorkloadView], Eta | None]:
     return lambda view: eta_of(cache, view, now=datetime.now(UTC))
 
 
-def _fields(*names: str, **more: Json) -> Json:
+def fields(*names: str, **more: Json) -> Json:
+    """The schema of an object with these fields, some of them of a shape of their own."""
     return {"type": "object", "required": list(names), "properties": more, "additionalProperties": True}
 
 
@@ -211,7 +221,8 @@ def endpoints(source: Source) -> list[Endpoint]:
 
     def quota(ask: Ask) -> Response:
         report, others = source.queues(ask.cache, ask.scope, ask.text("team"))
-        return answer({"queues": list(rows.quota_rows(report).values()), "others": others})
+        found = source.quotas(ask.cache, ask.text("team"))
+        return answer({"queues": list(rows.quota_rows(report).values()), "others": others, **found})
 
     def cluster_map(ask: Ask) -> Response:
         nodes = rows.node_rows(ask.cache)
@@ -266,7 +277,7 @@ def endpoints(source: Source) -> list[Endpoint]:
             rule=Rule.REDUCED,
             answer=status,
             about="Nodes, what fits now, and whether gangs are steered.",
-            returns=_fields("extension", "nodes", "nodes_total", "fits_now", nodes=ROWS, nodes_total=number),
+            returns=fields("extension", "nodes", "nodes_total", "fits_now", nodes=ROWS, nodes_total=number),
         ),
         Endpoint(
             path="/v1/queue",
@@ -274,22 +285,23 @@ def endpoints(source: Source) -> list[Endpoint]:
             answer=queue,
             about="Queues with what waits in order, with the reason, and what holds quota.",
             params=(TEAM,),
-            returns={"type": "array", "items": _fields("cluster_queue", "team", "pool", "waiting", "running")},
+            returns={"type": "array", "items": fields("cluster_queue", "team", "pool", "waiting", "running")},
         ),
         Endpoint(
             path="/v1/quota",
             rule=Rule.REDUCED,
             answer=quota,
-            about="Quota, use and borrowing by team and pool; of queues that may not be seen, the totals.",
+            about="Quota, use, borrowing and GPU-hours by team and pool, and what the pools' hardware can honour; of "
+            "queues that may not be seen, the totals.",
             params=(TEAM,),
-            returns=_fields("queues", "others", queues=ROWS, others=ROW),
+            returns=fields("queues", "others", "quotas", "pools", queues=ROWS, others=ROW, quotas=ROWS, pools=ROWS),
         ),
         Endpoint(
             path="/v1/map",
             rule=Rule.REDUCED,
             answer=cluster_map,
             about="Every GPU node: place, state, GPUs by state, and who holds them.",
-            returns=_fields("levels", "totals", "nodes", levels={"type": "array", "items": text}, nodes=ROW),
+            returns=fields("levels", "totals", "nodes", levels={"type": "array", "items": text}, nodes=ROW),
         ),
         Endpoint(
             path="/v1/why/{namespace}/{job}",
@@ -297,7 +309,7 @@ def endpoints(source: Source) -> list[Endpoint]:
             answer=why,
             about="Why a job waits: the first cause, with numbers and what would unblock it.",
             params=(NAMESPACE_IN_PATH, JOB_IN_PATH),
-            returns=_fields("job", "state", "first_cause", "lines", "text", first_cause=text, text=text),
+            returns=fields("job", "state", "first_cause", "lines", "text", first_cause=text, text=text),
             misses=True,
         ),
         Endpoint(
@@ -306,7 +318,7 @@ def endpoints(source: Source) -> list[Endpoint]:
             answer=job,
             about="A job: why, timeline, nodes, decisions.",
             params=(NAMESPACE_IN_PATH, JOB_IN_PATH),
-            returns=_fields("namespace", "job", "why", "timeline", "nodes", "decisions", timeline=ROWS, decisions=ROWS),
+            returns=fields("namespace", "job", "why", "timeline", "nodes", "decisions", timeline=ROWS, decisions=ROWS),
             misses=True,
         ),
         Endpoint(
@@ -315,7 +327,7 @@ def endpoints(source: Source) -> list[Endpoint]:
             answer=decisions,
             about="Decision records, oldest first.",
             params=(JOB, UID, SINCE, LIMIT),
-            returns={"type": "array", "items": _fields("time", "event", "name")},
+            returns={"type": "array", "items": fields("time", "event", "name")},
         ),
         Endpoint(
             path="/v1/decisions/inputs",
@@ -332,14 +344,14 @@ def endpoints(source: Source) -> list[Endpoint]:
             answer=preemptions,
             about="Evictions, oldest first: of whom, for whom, by which policy, until when, what was at risk.",
             params=(JOB, SINCE, LIMIT),
-            returns={"type": "array", "items": _fields("id", "at", "victim", "preemptor")},
+            returns={"type": "array", "items": fields("id", "at", "victim", "preemptor")},
         ),
         Endpoint(
             path="/v1/protections",
             rule=Rule.REDUCED,
             answer=protections,
             about="Domains that are reserved for a gang that has waited too long.",
-            returns={"type": "array", "items": _fields("uid", "job", "nodes", "sentence")},
+            returns={"type": "array", "items": fields("uid", "job", "nodes", "sentence")},
         ),
         Endpoint(
             path="/v1/decisions/tail",
@@ -347,6 +359,6 @@ def endpoints(source: Source) -> list[Endpoint]:
             answer=tail,
             about="Records after a position of this process; replicas copy from one another by it.",
             params=(EPOCH, AFTER),
-            returns=_fields("epoch", "next", "records", epoch=text, next=number, records=ROWS),
+            returns=fields("epoch", "next", "records", epoch=text, next=number, records=ROWS),
         ),
     ]
