@@ -1,0 +1,542 @@
+"""Kueue alone, with its topology-aware scheduling, and with that steered by Myriad, on simulated nodes.
+`make bench-scheduling`.
+
+For every seed and arm a control plane of its own is started (etcd, API server, controller manager, scheduler, Kueue;
+plain processes on loopback; kwok plays the nodes) and gets the same jobs at the same pace; all clients of the API have
+the same limit of requests a second. The arms' order changes from seed to seed. What a seed does:
+
+- burst: jobs that stay are submitted at once into the empty cluster (workloads admitted a second);
+- churn: jobs come one after the other; most of them end again, and some stay. When it is over only those that stay are
+  left, the same in every arm: their nodes say what is still free in one piece;
+- reasons: the quotas are cut to what is held. Jobs are submitted until `--pending` of them wait, then `--probes` more,
+  one by one: when can their owner read why, and are the numbers right? Read on the Workload where Kueue is alone (the
+  Job says nothing there), and on the Job itself with Myriad. Judged by `myriad.bench.scheduling.oracle`.
+
+Prints JSON lines: one for every seed and arm, then the comparison with confidence intervals over the seeds, each seed
+of an arm against the same seed of another. Times are this machine's: compare the ratios of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "api"))
+
+import apiserver  # noqa: E402
+import test_steering as steering  # noqa: E402
+
+from myriad.bench.scheduling import kwok  # noqa: E402
+from myriad.bench.scheduling.jobs import TEAMS, BenchJob, Draw, draw  # noqa: E402
+from myriad.bench.scheduling.judge import (  # noqa: E402
+    TIERS,
+    Site,
+    Stay,
+    free_after,
+    interval,
+    percentile,
+    site_of,
+    tiers_used,
+)
+from myriad.bench.scheduling.observe import Observed, Seen  # noqa: E402
+from myriad.bench.scheduling.oracle import Asked, Ledger, first_reason  # noqa: E402
+from myriad.errors import MyriadError  # noqa: E402
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, NODES, Api, connect  # noqa: E402
+
+Json = dict[str, Any]
+
+ARMS = ("kueue", "tas", "myriad")
+POOL = "h100"
+_CREATORS = 4
+
+
+def say(text: str) -> None:
+    """Progress, apart from the figures."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def emit(**line: Any) -> None:
+    """One figure."""
+    print(json.dumps(line), flush=True)
+
+
+# The world
+
+
+@contextmanager
+def world(options: argparse.Namespace, arm: str, program: Path, site: Site) -> Iterator[tuple[Any, Api]]:
+    """A control plane with its nodes, queues and, in its arm, the extension."""
+    with (
+        tempfile.TemporaryDirectory(prefix=f"bench-{arm}-") as folder,
+        apiserver.control_plane(
+            Path(folder) / "plane", users=[steering.ACCOUNT], kubelets=False, qps=options.qps
+        ) as plane,
+    ):
+        api = connect(plane.kubeconfig)
+        try:
+            plane.start("kwok", kwok.command(program, plane.kubeconfig, plane.work))
+            make_nodes(api, site)
+            quota = len(site.names) * 8 // len(TEAMS)
+            plane.apply(queues(quota, topology=arm != "kueue"))
+            if arm == "myriad":
+                start_extension(plane, api)
+            yield plane, api
+        finally:
+            api.close()
+
+
+def make_nodes(api: Api, site: Site) -> None:
+    """All nodes, and wait until they are Ready."""
+
+    def make(pair: tuple[str, tuple[str, str, str]]) -> None:
+        name, path = pair
+        body = apiserver.fake_node(name, path)
+        body["metadata"]["annotations"] = dict(kwok.MANAGED)
+        api.create(NODES, body)
+
+    with ThreadPoolExecutor(_CREATORS) as pool:
+        list(pool.map(make, zip(site.names, site.paths, strict=True)))
+
+    def ready() -> bool:
+        nodes = api.list(NODES)[0]
+        return all(
+            any(c["type"] == "Ready" and c["status"] == "True" for c in n["status"].get("conditions") or [])
+            for n in nodes
+        )
+
+    wait_for(ready, 300, "all nodes are Ready", pause_s=2.0)
+
+
+def queues(quota: int, *, topology: bool) -> list[Json]:
+    """Queues of all teams; without topology Kueue counts only, and kube-scheduler places."""
+    found: dict[tuple[str, str], Json] = {}
+    for team in TEAMS:
+        for body in apiserver.queue_objects(gpus=quota, team=team, pool=POOL):
+            if not topology:
+                if body["kind"] == "Topology":
+                    continue
+                body["spec"] = {k: v for k, v in (body.get("spec") or {}).items() if k != "topologyName"}
+            if body["kind"] == "ClusterQueue":
+                enough = {"cpu": 1_000_000, "memory": "10000Ti"}
+                for resource in body["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:
+                    resource["nominalQuota"] = enough.get(resource["name"], resource["nominalQuota"])
+            found[body["kind"], f"{body['metadata'].get('namespace')}/{body['metadata']['name']}"] = body
+    return list(found.values())
+
+
+def start_extension(plane: Any, api: Api) -> None:
+    """One replica with the rights of its service account and the defaults of its settings; wait until it steers."""
+    system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
+    plane.apply([system, apiserver.check_object(), *steering.rights()])
+    port = apiserver._free_port()
+    environment = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "KUBECONFIG": str(plane.kubeconfig_for(steering.ACCOUNT)),
+        "POD_NAME": "bench",
+        "MYRIAD_SCHEDULER_PORT": str(port),
+        "MYRIAD_SCHEDULER_AUTH": "off",
+        "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / "decisions.jsonl"),
+    }
+    plane.start("extension", [sys.executable, "-m", "myriad.scheduler"], environment)
+
+    def attached() -> bool:
+        return all(
+            (q["spec"].get("admissionChecksStrategy") or {}).get("admissionChecks") for q in api.list(CLUSTER_QUEUES)[0]
+        )
+
+    wait_for(attached, 120, "the extension has attached its check")
+
+
+def body_of(job: BenchJob, *, topology: bool) -> Json:
+    """A job as a batch Job."""
+    notes: dict[str, str] = {}
+    if topology and job.mode:
+        notes[f"kueue.x-k8s.io/podset-{job.mode}-topology"] = f"myriad.dev/{job.level}"
+    if job.run_s is not None:
+        notes[kwok.RUN_FOR] = f"{job.run_s:.1f}s"
+    body = apiserver.gang_job(
+        job.name, pods=job.pods, gpus=job.gpus, namespace=job.team, pool=POOL, metadata={"annotations": notes}
+    )
+    return dict(body)
+
+
+# A seed of an arm
+
+
+class Part:
+    """Submits jobs of an arm and waits for what comes of them."""
+
+    def __init__(self, api: Api, observed: Observed, *, topology: bool) -> None:
+        self.api, self.observed, self.topology = api, observed, topology
+
+    def at_once(self, jobs: Sequence[BenchJob]) -> None:
+        """Submit as fast as the API takes them."""
+        with ThreadPoolExecutor(_CREATORS) as pool:
+            list(pool.map(self._create, jobs))
+
+    def in_time(self, jobs: Sequence[BenchJob]) -> float:
+        """Submit each at its time; the most that one was late, in seconds."""
+        begun, late = time.monotonic(), 0.0
+        with ThreadPoolExecutor(_CREATORS) as pool:
+            for job in jobs:
+                wait_s = begun + job.submit_s - time.monotonic()
+                if wait_s > 0:
+                    time.sleep(wait_s)
+                late = max(late, -wait_s)
+                pool.submit(self._create, job)
+        return late
+
+    def _create(self, job: BenchJob) -> None:
+        self.observed.submitted(job.key)
+        self.api.create(JOBS, body_of(job, topology=self.topology), namespace=job.team)
+
+    def settled(self, jobs: Sequence[BenchJob], done: Callable[[Seen], bool], timeout_s: float) -> bool:
+        """Wait until it is so for all of them; False where it was not in time."""
+        end = time.monotonic() + timeout_s
+        keys = [j.key for j in jobs]
+        while time.monotonic() < end:
+            with self.observed.lock:
+                left = sum(1 for key in keys if key not in self.observed.jobs or not done(self.observed.jobs[key]))
+            if not left:
+                return True
+            time.sleep(0.5)
+        return False
+
+
+def play(options: argparse.Namespace, arm: str, seed: int, program: Path) -> Json:
+    """One seed of one arm; its figures."""
+    site = site_of(options.nodes)
+    jobs = draw(
+        nodes=options.nodes,
+        jobs=options.jobs,
+        seed=seed,
+        load=options.load,
+        pending=options.pending,
+        probes=options.probes,
+        probe_rate=options.probe_rate,
+    )
+    begun = time.monotonic()
+    with world(options, arm, program, site) as (plane, api):
+        say(f"seed {seed}, {arm}: up after {time.monotonic() - begun:.0f} s")
+        every = (*jobs.burst, *jobs.churn, *jobs.pending, *jobs.probes)
+        observed = Observed(api, {j.key: j.pods for j in every})
+        observed.start()
+        part = Part(api, observed, topology=arm != "kueue")
+        cpu_before = processor_s(plane)
+        part.at_once(jobs.burst)
+        part.settled(jobs.burst, lambda s: s.admitted is not None, options.wait_s)
+        say(f"seed {seed}, {arm}: burst")
+        late_s = part.in_time(jobs.churn)
+        done = part.settled(jobs.churn, lambda s: s.finished is not None or s.running is not None, options.wait_s)
+        part.settled([j for j in jobs.churn if j.run_s], lambda s: s.finished is not None, options.wait_s)
+        say(f"seed {seed}, {arm}: churn{'' if done else ' (not all have run)'}")
+        cpu_after = processor_s(plane)
+        with observed.lock:
+            figures = {
+                "burst": burst_figures(jobs, observed),
+                "churn": churn_figures(jobs, observed, late_s),
+                "places": place_figures(site, arm, jobs, observed),
+            }
+        if options.pending:
+            cut_quotas(api, observed)
+            figures["reasons"] = reason_figures(options, arm, jobs, part, api)
+            say(f"seed {seed}, {arm}: reasons")
+        observed.stop()
+        return {
+            "kind": "arm", "arm": arm, "seed": seed, "nodes": options.nodes, "qps": options.qps, **figures,
+            "cpu_s": {name: round(cpu_after[name] - cpu_before[name], 1) for name in cpu_after},
+            "memory_mb": memory_mb(plane),
+            "seconds": round(time.monotonic() - begun), "load": round(os.getloadavg()[0], 1),
+        }  # fmt: skip
+
+
+def quantiles(values: Iterable[float], shares: Sequence[float] = (0.5, 0.99)) -> Json:
+    """p50, p99 and how many, to the millisecond."""
+    known = list(values)
+    found = {f"p{round(share * 100)}": percentile(known, share) for share in shares}
+    return {**{k: None if v is None else round(v, 3) for k, v in found.items()}, "n": len(known)}
+
+
+def burst_figures(jobs: Draw, observed: Observed) -> Json:
+    """Workloads admitted a second, and how long each took."""
+    seen = [observed.jobs[j.key] for j in jobs.burst if j.key in observed.jobs]
+    admitted = [s for s in seen if s.admitted is not None and s.submitted is not None]
+    first = min(s.submitted or 0.0 for s in seen)
+    span = max((s.admitted or 0.0) for s in admitted) - first if admitted else 0.0
+    return {
+        "jobs": len(jobs.burst),
+        "admitted": len(admitted),
+        "workloads_per_s": round(len(admitted) / span, 2) if span else None,
+        "submit_to_admitted_s": quantiles((s.admitted or 0.0) - (s.submitted or 0.0) for s in admitted),
+    }
+
+
+def churn_figures(jobs: Draw, observed: Observed, late_s: float) -> Json:
+    """The same while jobs come and go, and how long it took until their pods ran."""
+    seen = [observed.jobs[j.key] for j in jobs.churn if j.key in observed.jobs]
+    admitted = [s for s in seen if s.admitted is not None and s.submitted is not None]
+    ran = [s for s in seen if s.running is not None and s.submitted is not None]
+    first = min((s.submitted for s in seen if s.submitted is not None), default=0.0)
+    last = max((s.admitted or 0.0 for s in admitted), default=first)
+    return {
+        "jobs": len(jobs.churn),
+        "admitted": len(admitted),
+        "all_pods_ran": len(ran),
+        "evicted": sum(s.evicted for s in seen),
+        "workloads_per_s": round(len(admitted) / (last - first), 2) if last > first else None,
+        "submit_to_admitted_s": quantiles((s.admitted or 0.0) - (s.submitted or 0.0) for s in admitted),
+        "submit_to_running_s": quantiles((s.running or 0.0) - (s.submitted or 0.0) for s in ran),
+        "most_late_s": round(late_s, 2),
+    }
+
+
+def place_figures(site: Site, arm: str, jobs: Draw, observed: Observed) -> Json:
+    """Tiers of gangs against the narrowest that had room, and what is free in one piece when only those that stay are
+    left."""
+    stays = []
+    for job in (*jobs.burst, *jobs.churn):
+        seen = observed.jobs.get(job.key)
+        if seen is None:
+            continue
+        nodes: dict[str, int] = {}
+        for node in seen.bound.values():
+            nodes[node] = nodes.get(node, 0) + 1
+        since = seen.admitted if arm != "kueue" and seen.assigned else seen.bound_all
+        nodes = seen.assigned if arm != "kueue" and seen.assigned else nodes
+        if since is not None and sum(nodes.values()) == job.pods:
+            stays.append(Stay(job.key, since, seen.finished, nodes, job.gpus))
+    tiers = tiers_used(site, stays)
+    beyond = [t.used - t.optimum for t in tiers]
+    return {
+        "gangs": len(tiers),
+        "in_the_narrowest": round(sum(1 for b in beyond if b == 0) / len(tiers), 4) if tiers else None,
+        "mean_tiers_beyond": round(statistics.fmean(beyond), 4) if beyond else None,
+        "most_tiers_beyond": max(beyond, default=None),
+        "worst_tier": TIERS[max(t.used for t in tiers)] if tiers else None,
+        "worst_optimum": TIERS[max(t.optimum for t in tiers)] if tiers else None,
+        "residents": sum(1 for s in stays if s.key in jobs.residents),
+        "residents_wanted": len(jobs.residents),
+        "whole_nodes_free": site.blocks(free_after(site, stays, jobs.residents)),
+    }
+
+
+def cut_quotas(api: Api, observed: Observed) -> None:
+    """Every team's quota becomes what it holds: nobody gets in, and nobody is asked to leave."""
+    with observed.lock:
+        held = {queue: changes[-1][1] for queue, changes in observed.used.items()}
+    for team in TEAMS:
+        name = f"{team}-{POOL}"
+        body = api.get(CLUSTER_QUEUES, name)
+        groups = body["spec"]["resourceGroups"]
+        for resource in groups[0]["flavors"][0]["resources"]:
+            if resource["name"] == "nvidia.com/gpu":
+                resource["nominalQuota"] = str(held.get(name, 0))
+        api.patch(CLUSTER_QUEUES, name, {"spec": {"resourceGroups": groups}})
+
+
+def reason_figures(options: argparse.Namespace, arm: str, jobs: Draw, part: Part, api: Api) -> Json:
+    """How soon a reason can be read while many wait, and how many of them are right."""
+    observed = part.observed
+    part.at_once(jobs.pending)
+
+    def reached(seen: Seen) -> bool:
+        return bool(seen.told) if arm == "myriad" else bool(seen.kueue)
+
+    all_told = part.settled(jobs.pending, reached, options.wait_s)
+    late_s = part.in_time(jobs.probes)
+    part.settled(jobs.probes, reached, 60.0)
+    time.sleep(2.0)  # what was told as "not yet reached" is told again
+    with observed.lock:
+        nominal = {}
+        for team in TEAMS:
+            resources = api.get(CLUSTER_QUEUES, f"{team}-{POOL}")["spec"]["resourceGroups"][0]["flavors"][0][
+                "resources"
+            ]
+            nominal[team] = next(int(r["nominalQuota"]) for r in resources if r["name"] == "nvidia.com/gpu")
+        ledger = Ledger(nominal, {team: observed.used.get(f"{team}-{POOL}", []) for team in TEAMS})
+        waiting = sum(1 for j in (*jobs.pending, *jobs.probes) if observed.jobs[j.key].reserved is None)
+        return {
+            "waiting": waiting,
+            "all_pending_told": all_told,
+            "read_on": "Job" if arm == "myriad" else "Workload",
+            "while_filling": told_figures(arm, jobs.pending, observed, ledger),
+            "probes": told_figures(arm, jobs.probes, observed, ledger),
+            "most_late_s": round(late_s, 2),
+        }
+
+
+def told_figures(arm: str, jobs: Sequence[BenchJob], observed: Observed, ledger: Ledger) -> Json:
+    """Latency of the first reason with numbers, and the share of all jobs whose first one is right."""
+    took, right, wrong = [], 0, []
+    for job in jobs:
+        seen = observed.jobs[job.key]
+        if seen.submitted is None:
+            continue
+        said = seen.told if arm == "myriad" else seen.kueue
+        found = first_reason(said, Asked(job.all_gpus, job.team, seen.submitted), ledger)
+        if found is None:
+            wrong.append(said[-1][1] if said else "nothing was said")
+            continue
+        at, verdict, sentence = found
+        took.append(at - seen.submitted)
+        right += verdict == "right"
+        if verdict != "right":
+            wrong.append(sentence)
+    return {
+        "submit_to_reason_s": quantiles(took),
+        "right": round(right / len(jobs), 4) if jobs else None,
+        "not_right": wrong[:2],
+    }
+
+
+# Processes
+
+
+def processor_s(plane: Any) -> dict[str, float]:
+    """Processor time of every process so far, in seconds."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found = {}
+    for name, process in plane.processes.items():
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        found[name] = (int(fields[11]) + int(fields[12])) / tick
+    return found
+
+
+def memory_mb(plane: Any) -> dict[str, int]:
+    """Resident memory of every process now."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return {
+        name: int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * page // 1_000_000
+        for name, process in plane.processes.items()
+    }
+
+
+def wait_for(check: Callable[[], bool], timeout_s: float, what: str, *, pause_s: float = 0.5) -> None:
+    """Wait until it is so. Raises MyriadError."""
+    end = time.monotonic() + timeout_s
+    while not check():
+        if time.monotonic() > end:
+            raise MyriadError(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(pause_s)
+
+
+# The comparison
+
+
+def compare(lines: Sequence[Json], arm: str, other: str) -> Json:
+    """Each seed of an arm against the same seed of another: ratios and differences with intervals over the seeds."""
+    by = {(line["arm"], line["seed"]): line for line in lines}
+    seeds = sorted(seed for a, seed in by if a == arm and (other, seed) in by)
+
+    def pairs(*path: str) -> list[tuple[float, float]]:
+        found = []
+        for seed in seeds:
+            a, b = _at(by[arm, seed], path), _at(by[other, seed], path)
+            if a is not None and b is not None:
+                found.append((float(a), float(b)))
+        return found
+
+    def ratio(*path: str) -> Json | None:
+        return interval([a / b for a, b in pairs(*path) if b])
+
+    def difference(*path: str) -> Json | None:
+        return interval([a - b for a, b in pairs(*path)])
+
+    return {
+        "kind": "comparison", "arm": arm, "against": other, "seeds": seeds,
+        "burst_rate_ratio": ratio("burst", "workloads_per_s"),
+        "burst_p50_ratio": ratio("burst", "submit_to_admitted_s", "p50"),
+        "burst_p99_ratio": ratio("burst", "submit_to_admitted_s", "p99"),
+        "churn_rate_ratio": ratio("churn", "workloads_per_s"),
+        "churn_running_p50_ratio": ratio("churn", "submit_to_running_s", "p50"),
+        "tiers_beyond_difference": difference("places", "mean_tiers_beyond"),
+        "in_the_narrowest_difference": difference("places", "in_the_narrowest"),
+        **{f"whole_nodes_free_{t}_difference": difference("places", "whole_nodes_free", t) for t in TIERS[1:]},
+        "reason_p50_ratio": ratio("reasons", "probes", "submit_to_reason_s", "p50"),
+        "reason_p99_ratio": ratio("reasons", "probes", "submit_to_reason_s", "p99"),
+    }  # fmt: skip
+
+
+def summary(lines: Sequence[Json], arm: str) -> Json:
+    """An arm over its seeds."""
+    mine = [line for line in lines if line["arm"] == arm]
+
+    def over(*path: str) -> Json | None:
+        return interval([float(v) for line in mine if (v := _at(line, path)) is not None])
+
+    return {
+        "kind": "summary", "arm": arm, "seeds": len(mine),
+        "burst_workloads_per_s": over("burst", "workloads_per_s"),
+        "burst_submit_to_admitted_p50_s": over("burst", "submit_to_admitted_s", "p50"),
+        "burst_submit_to_admitted_p99_s": over("burst", "submit_to_admitted_s", "p99"),
+        "in_the_narrowest": over("places", "in_the_narrowest"),
+        "mean_tiers_beyond": over("places", "mean_tiers_beyond"),
+        "most_tiers_beyond": max((line["places"]["most_tiers_beyond"] or 0 for line in mine), default=None),
+        **{f"whole_nodes_free_{t}": over("places", "whole_nodes_free", t) for t in TIERS[1:]},
+        "reason_p50_s": over("reasons", "probes", "submit_to_reason_s", "p50"),
+        "reason_p99_s": over("reasons", "probes", "submit_to_reason_s", "p99"),
+        "reason_right": over("reasons", "probes", "right"),
+    }  # fmt: skip
+
+
+def _at(line: Json, path: Sequence[str]) -> Any:
+    found: Any = line
+    for step in path:
+        found = (found or {}).get(step)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="make bench-scheduling ARGS=", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--nodes", type=int, default=1250, help="of 8 GPUs each (1250)")
+    parser.add_argument("--jobs", type=int, default=800, help="burst and churn together (800)")
+    parser.add_argument("--seeds", type=int, default=5, help="how many (5)")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)}")
+    parser.add_argument("--load", type=float, default=0.5, help="share of the GPUs asked for by jobs that end (0.5)")
+    parser.add_argument("--qps", type=int, default=100, help="requests a second of every client of the API (100)")
+    parser.add_argument("--pending", type=int, default=2000, help="waiting jobs while reasons are timed (2000)")
+    parser.add_argument("--probes", type=int, default=200, help="jobs whose reason is timed (200)")
+    parser.add_argument("--probe-rate", type=float, default=4.0, help="of these a second (4)")
+    parser.add_argument("--wait-s", type=float, default=300.0, help="the longest wait for one part of a run (300)")
+    options = parser.parse_args(arguments)
+    arms = [a for a in options.arms.split(",") if a]
+    if unknown := sorted(set(arms) - set(ARMS)):
+        parser.error(f"there is no arm {', '.join(unknown)}; it is some of {', '.join(ARMS)}")
+    if lacks := apiserver.missing():
+        print(f"{', '.join(lacks)}: in no bundle of the cache; `make lab` or `make bundle` makes one", file=sys.stderr)
+        return 1
+    try:
+        program = kwok.program(say)
+        lines = []
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            turn = seed % len(arms)
+            for arm in (*arms[turn:], *arms[:turn]):
+                line = play(options, arm, seed, program)
+                emit(**line)
+                lines.append(line)
+    except MyriadError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    for arm in arms:
+        emit(**summary(lines, arm))
+    for arm, other in (("tas", "kueue"), ("myriad", "tas"), ("myriad", "kueue")):
+        if arm in arms and other in arms:
+            emit(**compare(lines, arm, other))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
