@@ -11,7 +11,9 @@ import pytest
 
 from myriad.bench.page_serve import NoCluster, Served, record, serve
 from myriad.bench.page_world import fill, node
-from myriad.kube.client import NODES, ApiError, Resource
+from myriad.kube.client import CONFIG_MAPS, LOCAL_QUEUES, NODES, ApiError, Resource
+from myriad.scheduler.ledger.facts import Admission, Holding
+from myriad.scheduler.ledger.store import Correction, Quota
 from myriad.scheduler.web.auth import AUDIENCE, AuthSettings
 
 Json = dict[str, Any]
@@ -83,11 +85,39 @@ def served(reviewer: Reviewer, tmp_path_factory: pytest.TempPathFactory) -> Iter
             )  # fmt: skip
         mark = {"uid": "u", "workload": "speech/secret-gang-w", "job": "speech/secret-gang", "since": 1, "until": 2,
                 "expires": 3}  # fmt: skip
+        account(found)
         reserved = node(5, state="reserved")
         reserved["metadata"]["annotations"] = {"myriad.dev/reserved": json.dumps(mark)}
         reserved["spec"]["taints"] = [{"key": "myriad.dev/reserved", "value": "u", "effect": "NoSchedule"}]
         found.cache.upsert(NODES.plural, reserved)
         yield found
+
+
+def account(found: Served) -> None:
+    """Budgets of both teams, one of them used up, its queue held, and a charge of each job that has quota."""
+    teams = {
+        team: {"namespaces": [team], "gpu_hours": {"h100": {"budget": hours, "period": "year"}},
+               "projects": {f"{team}-project": {"gpu_hours": {"h100": {"budget": 9}}}}}
+        for team, hours in (("vision", 1_000_000), ("speech", 1))
+    }  # fmt: skip
+    rules = {"metadata": {"name": "myriad-policy", "namespace": "myriad-system"},
+             "data": {"policy.json": json.dumps({"teams": teams})}}  # fmt: skip
+    found.cache.upsert(CONFIG_MAPS.plural, rules)
+    now = found.ledger.now()
+    for team in teams:
+        key = f"{team}/h100"
+        queue = found.cache.object(LOCAL_QUEUES, key) or {}
+        notes = {"myriad.dev/held-by": "budget", "myriad.dev/hold-reason": f"{team} has used up its hours"}
+        found.cache.upsert(LOCAL_QUEUES.plural, {**queue, "metadata": {**queue["metadata"], "annotations": notes}})
+        found.ledger.store.correct(Correction(team, now, team, "h100", "", -3600, f"{team}-owner", f"for {team}"))
+        found.ledger.store.quota(Quota(f"{team}-h100", 0, team, "h100", "training", 256, 1))
+    for view in found.cache.views():
+        held = (Holding("h100", "h100", "nvidia.com/gpu", view.gang.gpus, 1),)
+        gang, team = view.gang, view.gang.team
+        found.ledger.store.write(
+            [Admission(gang.uid, now - 7200, now - 7200, now - 9000, gang.namespace, view.workload, gang.name, "Job",
+                       "", team, f"{team}-project", f"{team}-owner", f"{team}-h100", "h100", 0, "", None, held)]
+        )  # fmt: skip
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ def body_of(served: Served, path: str, token: str) -> tuple[int, str]:
 def secrets_of(served: Served, namespace: str) -> set[str]:
     """Every name that only somebody with a right on the namespace may see."""
     names = {namespace, "secret-gang", "secret-gang-w"} if namespace == "speech" else {namespace}
+    names |= {f"{namespace}-owner", f"{namespace}-project"}
     for view in served.cache.views():
         if view.gang.namespace == namespace:
             names |= {view.gang.name, view.workload, view.gang.uid}
@@ -105,7 +106,7 @@ def test_a_user_gets_nothing_of_a_namespace_without_a_right_on_it(path: str, ser
     hidden = secrets_of(served, "speech")
     assert len(hidden) > 10
     for asked in fillings(path, served):
-        for query in ("", "?team=speech", "?job=speech/x", "?job=" + sorted(hidden)[0], "?limit=1000"):
+        for query in ("", "?team=speech", "?job=speech/x", "?job=" + sorted(hidden)[0], "?limit=1000", "?by=job"):
             status, text = body_of(served, asked + query, "vision-token")
             # What the caller sent may come back in an error; nothing else may.
             told = (
@@ -311,3 +312,39 @@ def test_a_question_that_a_scoped_cache_does_not_know_is_refused() -> None:
 def test_an_endpoint_cannot_be_declared_without_its_namespace() -> None:
     with pytest.raises(InputError, match="does not name"):
         Endpoint(path="/v1/x", rule=Rule.NAMESPACE, answer=lambda _: None, about="")  # type: ignore[arg-type,return-value]
+
+
+def test_gpu_hours_of_a_team_are_for_whoever_sees_one_of_its_namespaces(served: Served) -> None:
+    whole, part, none = (
+        get(served, "/v1/budgets", t).json() for t in ("admin-token-1", "vision-token", "nobody-token")
+    )
+    assert len(whole["budgets"]) == 4 and whole["others"] == 0
+    assert {b["team"] for b in part["budgets"]} == {"vision"} and part["others"] == 2
+    assert none["budgets"] == [] and none["others"] == 4
+    mine, theirs = (
+        next(b for b in whole["budgets"] if b["team"] == t and not b["project"]) for t in ("vision", "speech")
+    )
+    assert mine["state"] == "ok" and mine["left_h"] < 1_000_000 and mine["held"] == ["vision/h100"]
+    assert theirs["state"] == "used_up" and "has used up its 1 GPU-hours of" in theirs["sentence"]
+    quota = get(served, "/v1/quota", "vision-token").json()
+    (row,) = quota["quotas"]
+    assert row["team"] == "vision" and row["gpu_hours"]["budget"] == 1_000_000 and quota["pools"]
+
+
+def test_a_report_is_whole_for_one_and_reduced_for_another(served: Served) -> None:
+    whole, part = (get(served, "/v1/report?by=job", t).json() for t in ("admin-token-1", "vision-token"))
+    assert {r["team"] for r in whole["rows"]} == {"vision", "speech"} and whole["others"] == {"teams": 0, "used_h": 0}
+    (mine,) = part["rows"]
+    assert mine["used_h"] == next(r for r in whole["rows"] if r["team"] == "vision")["used_h"] > 0
+    assert part["others"]["teams"] == 1 and part["others"]["used_h"] > 0
+    assert {d["team"] for d in part["details"]} == {"vision"} and len(part["details"]) > 3
+    assert [c["who"] for c in part["corrections"]] == ["vision-owner"]
+    assert get(served, "/v1/report?period=2026-13", "vision-token").status_code == 400
+    assert get(served, "/v1/report?by=password", "vision-token").status_code == 400
+
+
+def test_what_fits_and_what_is_wrong_over_the_api(served: Served) -> None:
+    view, gang = (get(served, "/v1/fit" + q, "vision-token").json() for q in ("", "?nodes=2&gpus=8"))
+    assert view["pools"][0]["largest_gang"] and gang["fits"] in ("now", "not_now")
+    assert get(served, "/v1/fit?nodes=2", "vision-token").status_code == 400
+    assert isinstance(get(served, "/v1/diagnose", "vision-token").json()["findings"], list)
