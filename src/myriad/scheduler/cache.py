@@ -356,6 +356,17 @@ class Cache:
 
         return self._derive("gpus_held", count)
 
+    def views_by_queue(self) -> dict[str, list[WorkloadView]]:
+        """All Workloads by the ClusterQueue that they wait in or hold quota of."""
+
+        def sort() -> dict[str, list[WorkloadView]]:
+            queues: dict[str, list[WorkloadView]] = defaultdict(list)
+            for view in self.views():
+                queues[self.cluster_queue_of(view)].append(view)
+            return dict(queues)
+
+        return self._derive("views_by_queue", sort)
+
     def view_of_job(self, namespace: str, job: str) -> WorkloadView | None:
         """The Workload of a job by the job's name (or the Workload's own)."""
         with self.lock:
