@@ -28,6 +28,7 @@ from myriad.scheduler.observers import Observing, Surroundings, observers_of
 from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.settings import Settings
 from myriad.scheduler.steering import Steering
+from myriad.scheduler.web.accounts import Accounts
 from myriad.scheduler.web.auth import gate_of
 
 log = logging.getLogger("myriad.scheduler")
@@ -74,13 +75,17 @@ class Extension:
         )
         surroundings = Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)
         self.evictions = Book(api, namespace=settings.namespace)
+        estimates = estimating(surroundings)
+        self.accounting = Accounting(surroundings, may_act=self._may_act, stop=self.stop)
         # What beside steering has a thread of its own, in the order in which they begin and are waited for.
         self._workers = (
             Observing(observers_of(surroundings), cache=self.cache, may_act=self._may_act, stop=self.stop),
-            noticing(surroundings, self.evictions, may_act=self._may_act, stop=self.stop),
+            noticing(
+                surroundings, self.evictions, may_act=self._may_act, stop=self.stop, eta=estimates.of_evicted
+            ),
             tending(surroundings, self.evictions, may_act=self._may_act, stop=self.stop),
-            Observing([estimating(surroundings)], cache=self.cache, may_act=self._may_act, stop=self.stop),
-            Accounting(surroundings, may_act=self._may_act, stop=self.stop),
+            Observing([estimates], cache=self.cache, may_act=self._may_act, stop=self.stop),
+            self.accounting,
         )
         self.gate = gate_of(api, settings, self.cache)
         self._copier = Copier(
@@ -171,6 +176,7 @@ class Extension:
                 leader=lambda: (self.leader.holder, self.leader.is_leader()),
                 evictions=self._eviction_records,
                 inputs=self._inputs.get,
+                accounts=Accounts(self.accounting.ledger, self.accounting.state),
             )
         )
         server = uvicorn.Server(uvicorn_config(app, port=self.settings.port))

@@ -123,6 +123,7 @@ class Server:
             parts.evictions,
             parts.inputs,
             parts.accounts.hours,
+            parts.accounts.state,
         )
         self.hub = Hub(self._documents, lambda seen, timeout_s: parts.cache.wait(seen, timeout_s=timeout_s))
         self._workers = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="answer")

@@ -74,6 +74,7 @@ class Source:
         evictions: records of evictions, oldest first (`notices.facts.Eviction` as mappings).
         inputs: what a decision was made on, by its hash.
         hours: GPU-hours by team and pool, of the ledger.
+        ledger: how far the ledger is behind; empty where there is none.
     """
 
     api: Api
@@ -84,6 +85,7 @@ class Source:
     evictions: Callable[[], list[Json]] = list
     inputs: Callable[[str], Json | None] = lambda _: None
     hours: Callable[[], Mapping[tuple[str, str], Balance]] = dict
+    ledger: Callable[[], Json] = dict
     reports: Reports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,13 +99,14 @@ class Source:
         """The status report and the state of the extension."""
         holder, mine = self.leader()
         report = status_report(cache)
+        ledger = self.ledger()
         if isinstance(cache, ScopedCache):
             seen = cache.seen_queues()
             report["queues_not_steered"] = [q for q in report["queues_not_steered"] if q in seen]
-        return {
-            "extension": {"leader": holder, "this_replica_leads": mine, "cache_behind": self.not_ready()},
-            **report,
-        }
+            # Where the database stands, and what it says, is for those who run it.
+            ledger = {k: v for k, v in ledger.items() if k in ("queued", "lag_s", "error_since")}
+        extension = {"leader": holder, "this_replica_leads": mine, "cache_behind": self.not_ready(), "ledger": ledger}
+        return {"extension": extension, **report}
 
     def queues(
         self, cache: Cache, scope: Scope, team: str = "", *, patience_s: float | None = None
