@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from myriad.cli import _cluster as cluster
+from myriad.cli._ledger import balances, hours
 from myriad.cli._scope import own_namespace, read_what_is_allowed
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
@@ -30,8 +31,9 @@ def register(app: typer.Typer) -> None:
         kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig; $KUBECONFIG without it.")] = None,
     ) -> None:
         """Total, used, borrowed, lent and left by team and pool; capacity apart from what works."""
-        cache, missing = read_what_is_allowed(cluster.reach(kubeconfig), own_namespace(kubeconfig))
-        report = quota_report(cache, team, missing=missing)
+        api = cluster.reach(kubeconfig)
+        cache, missing = read_what_is_allowed(api, own_namespace(kubeconfig))
+        report = quota_report(cache, team, missing=missing, balances=balances(api, team))
         if team and not report["quotas"] and "clusterqueues" not in missing:
             teams = sorted({row["team"] for row in quota_report(cache)["quotas"] if row["team"]})
             raise InputError(f'no team is called "{team}"', hint=f"there are {', '.join(teams) or 'none yet'}")
@@ -47,12 +49,17 @@ def _show(report: Json) -> None:
     else:
         table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
         heads = ["team", "pool", "total", "used", "borrowed", "lent", "left", "waiting"]
+        budgets = any("gpu_hours" in row for row in report["quotas"])
+        heads += ["GPU-hours left"] if budgets else []
         for head in heads:
             right = head not in ("team", "pool")
             table.add_column(head, justify="right" if right else "left", no_wrap=True)
         for row in report["quotas"]:
             cells = [row["team"] or row["cluster_queue"], row["pool"]]
             cells += [str(row[f"{name}_gpus"]) for name in ("total", "used", "borrowed", "lent", "left", "waiting")]
+            left = row.get("gpu_hours")
+            if budgets:
+                cells.append(f"{hours(left['left'])} of {hours(left['budget'])} until {left['until']}" if left else "")
             table.add_row(*(escape(cell) for cell in cells))
         cluster.print_table(table)
         for row in report["quotas"]:

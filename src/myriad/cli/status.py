@@ -74,6 +74,12 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
     else:
         behind = f"; its cache lacks {', '.join(extension['cache_behind'])}" if extension["cache_behind"] else ""
         console.print(f"extension     led by {extension['leader'] or 'nobody'}{behind}", markup=False)
+        ledger = extension.get("ledger") or {}
+        if ledger.get("error_since"):
+            wait = f"{ledger['queued']} facts wait on disk"
+            console.print(
+                f"ledger        its database does not answer since {ledger['error_since']}; {wait}", markup=False
+            )
     for trip in report["brake"]:
         console.print(f"brake         {trip['says']}", markup=False)
     if report["queues_not_steered"]:
