@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from myriad.kube.client import WORKLOADS
 from myriad.scheduler.ledger.book import Ledger
+from myriad.scheduler.ledger.corrections import Correcting
 from myriad.scheduler.ledger.journal import Journal, Writer
 from myriad.scheduler.ledger.keeper import Keeper
 from myriad.scheduler.ledger.recorder import Recorder
@@ -75,7 +76,10 @@ class Accounting:
             estimated=estimated.inc,
         )
         self.keeper = Keeper(api=parts.api, cache=cache, ledger=self.ledger)
-        self.observing = Observing([self.recorder, self.keeper], cache=cache, may_act=may_act, stop=stop)
+        correcting = Correcting(
+            api=parts.api, store=self.ledger.store, policy=cache.policy, namespace=settings.namespace
+        )
+        self.observing = Observing([self.recorder, correcting, self.keeper], cache=cache, may_act=may_act, stop=stop)
         cache.listeners.append(self.recorder.heard)
 
     def start(self) -> None:
