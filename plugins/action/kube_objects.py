@@ -47,6 +47,10 @@ class ActionModule(ActionBase):
             changed_items=[*outcome.created, *outcome.changed, *outcome.pruned],
             diff=outcome.diff,
         )
+        if self._task.check_mode and outcome.is_changed:
+            from myriad.drift.objects import differences
+
+            result["drift"] = differences(args["set"], outcome.diff)
         return result
 
     def _apply(self, args: dict[str, Any]) -> Outcome:
@@ -62,6 +66,8 @@ class ActionModule(ActionBase):
             objects.extend(_documents(_read(Path(manifest)), manifest))
         if args["chart"]:
             objects.extend(_rendered(args["chart"]))
+        if args["kustomization"]:
+            objects.extend(_kustomized(args["kustomization"], args["set"]))
         options = engine.Options(
             # Plain, as everything that is compared with what the API server says.
             set_name=str(args["set"]),
@@ -125,6 +131,18 @@ def _rendered(chart: dict[str, Any]) -> list[Any]:
         values=chart["values"],
     )
     return _documents(text, f"what helm made of the chart {chart['name']}")
+
+
+def _kustomized(kustomization: dict[str, Any], name: str) -> list[Any]:
+    from myriad.kube.kustomization import render
+
+    text = render(
+        Path(kustomization["program"]),
+        str(kustomization["text"]),
+        files={str(key): Path(path) for key, path in kustomization["files"].items()},
+        name=f"kustomization of {name}",
+    )
+    return _documents(text, f"what kubectl made of the kustomization of {name}")
 
 
 def _read(path: Path) -> str:

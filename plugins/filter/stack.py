@@ -9,6 +9,7 @@ description:
   - C(artifact_items) picks files of the bundle for M(myriad.gpu.artifacts).
   - C(taints) turns KEY=VALUE:EFFECT into taint objects.
   - C(bundle_problems) are sentences about what a bundle lacks.
+  - C(cluster_parts) are the parts of the cluster that only some descriptions ask for.
   - C(bundle_path) is where a file of the bundle lies on the controller.
   - C(warm_images) are the images that a node has before a pod asks for them.
   - C(proxy) gives the proxy settings of the controller, with what is inside the site left out.
@@ -17,11 +18,13 @@ description:
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from myriad.errors import MyriadError
+from myriad.stack.bundle import Bundle
 from myriad.stack.bundle_verify import quick_problems
 from myriad.stack.settings import cache_root, read_mirrors
 
@@ -51,19 +54,60 @@ def bundle_path(artifacts: dict[str, Any], name: str, bundle: str) -> str:
     return str(Path(bundle).expanduser() / "sha256" / digest[:2] / digest)
 
 
-def bundle_problems(bundle: str) -> list[str]:
+#: The file without which an optional part of the cluster cannot come, and how a site does without the part.
+_OF_PART = {
+    "volcano": ("volcano-manifest", "or give every pool of myriad_pools the engine kueue"),
+    "training_operator": ("training-operator", "or leave site_training_operator_enabled out"),
+}
+
+
+def bundle_problems(bundle: str, parts: list[str] | None = None) -> list[str]:
     """A sentence for each file of a bundle that is missing or changed, and one for what to do; empty when it is whole.
 
     A file that was read before and has the same size, time and inode is not read again.
+
+    Args:
+        bundle: its folder on the controller.
+        parts: parts of the cluster that the description asks for (`cluster_parts`); the lock has them as optional.
     """
     try:
         problems = quick_problems(Path(bundle).expanduser(), cache_root())
+        lacks = _lacks(Path(bundle).expanduser(), parts) if parts else []
     except MyriadError as error:
         return [str(error)]
     return [
         *(problem.sentence() for problem in problems),
         *(f"-> {action}" for action in dict.fromkeys(problem.action for problem in problems)),
+        *lacks,
     ]
+
+
+def _lacks(folder: Path, parts: list[str]) -> list[str]:
+    bundle = Bundle.load(folder)
+    sentences = []
+    for part in parts:
+        file, otherwise = _OF_PART.get(part, ("", ""))
+        if not file or bundle.has_file(file):
+            continue
+        component = part.replace("_", "-")
+        why = bundle.manifest.left_out.get(component, "nobody asked for it when the bundle was built")
+        sentences += [
+            f"it has no {file}, which the description asks for ({why})",
+            f"-> build it with `myriad bundle build --with {component}`, {otherwise}",
+        ]
+    return sentences
+
+
+def cluster_parts(pools: Mapping[str, Any] | None, training_operator: bool = False) -> list[str]:
+    """Parts of the cluster that only some descriptions ask for, in the order in which they come.
+
+    Args:
+        pools: `myriad_pools`.
+        training_operator: whether PyTorchJobs are wanted.
+    """
+    engines = {(pool or {}).get("engine", "kueue") for pool in (pools or {}).values()}
+    wanted = {"volcano": "volcano" in engines, "training_operator": bool(training_operator)}
+    return [part for part, is_wanted in wanted.items() if is_wanted]
 
 
 def node_objects(hosts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -164,6 +208,7 @@ class FilterModule:
             "artifact_items": artifact_items,
             "bundle_path": bundle_path,
             "bundle_problems": bundle_problems,
+            "cluster_parts": cluster_parts,
             "node_objects": node_objects,
             "proxy": proxy,
             "taints": taints,

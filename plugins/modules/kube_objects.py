@@ -55,6 +55,25 @@ options:
         description: The release's values, as YAML text.
         type: str
         default: ""
+  kustomization:
+    description:
+      - Manifests of another project with what a site changes in them, whose objects belong to the set.
+      - Rendered on the controller by kubectl, which speaks to no cluster for it.
+    type: dict
+    suboptions:
+      program:
+        description: kubectl on the controller.
+        type: path
+        required: true
+      text:
+        description: The kustomization, as YAML text.
+        type: str
+        required: true
+      files:
+        description: What it names as resources. A file by its name there, or C(NAME/) for the folder of that name in a tar archive; both with their path
+          on the controller.
+        type: dict
+        required: true
   certificates:
     description:
       - Secrets that get a certificate before the workloads come, unless they hold one. Programs that renew the certificate of their webhook themselves
@@ -176,6 +195,17 @@ EXAMPLES = r"""
       workloads: true
       dry_run:
         - {apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: probe}}
+
+- name: An operator as its project ships it, with two replicas
+  myriad.gpu.kube_objects:
+    kubeconfig: "{{ site_kubeconfig }}"
+    set: operator
+    kustomization:
+      program: /usr/local/bin/kubectl
+      text: |
+        resources: [operator.yaml]
+        replicas: [{name: operator, count: 2}]
+      files: {operator.yaml: /srv/bundle/operator.yaml}
 
 - name: Labels of the nodes
   myriad.gpu.kube_objects:
