@@ -20,20 +20,20 @@ from myriad.stack.settings import read_settings
 
 
 @contextmanager
-def bare_nodes(clone: Path, label: str = "bare") -> Iterator[LabPaths]:
+def bare_nodes(clone: Path, label: str = "bare", profile: str = "") -> Iterator[LabPaths]:
     """Fresh nodes, removed at the end; `MYRIAD_LAB_STATE` of a run must name the `state` of what this gives.
 
-    Nodes of another label may stand beside them.
+    Nodes of another label may stand beside them. A profile takes `inventories/lab-<profile>`.
     """
     display = Display(Console(stderr=True, highlight=False, soft_wrap=True))
-    paths = LabPaths(clone, folder=f".lab-{label}")
+    paths = LabPaths(clone, folder=f".lab-{label}", profile=profile)
     name = f"{lab_name(str(clone))}-{label}"
     base = LabState(name=lab_name(str(clone)))
     client, image, _bundle = Bringup(clone, display, paths=paths).ready(base, read_settings())
     nodes.remove_lab(client, name)
     state = fresh_state(paths, name, base)
     try:
-        wanted = read_nodes(clone / "inventories" / "lab", state.subnet)
+        wanted = read_nodes(paths.inventory, state.subnet)
         nodes.ensure_nodes(client, state, paths, wanted, image=image)
         yield paths
     finally:

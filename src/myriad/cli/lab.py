@@ -40,6 +40,12 @@ def up(
     offline: Annotated[
         bool, typer.Option("--offline", help="Block every way out of the lab; packages come from the bundle.")
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Another lab: `ha` has three control planes. Without it the one that is up, or the usual one."
+        ),
+    ] = None,
     as_json: JsonOption = False,
     clone: CloneOption = None,
 ) -> None:
@@ -53,10 +59,12 @@ def up(
 
     def action() -> int:
         if nodes_only:
-            Bringup(root, display).nodes_up(after_make=from_make)
+            Bringup(root, display, profile=profile).nodes_up(after_make=from_make)
             return 0
         site = ["-e", "site_full=true"] if full else []
-        return bring_up(root, display, after_make=from_make, jobs=jobs, site=site, without_egress=offline)
+        return bring_up(
+            root, display, after_make=from_make, jobs=jobs, site=site, without_egress=offline, profile=profile
+        )
 
     _end(display, guarded(display, action), as_json)
 

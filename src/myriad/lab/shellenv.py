@@ -21,7 +21,7 @@ case ":$PATH:" in
 esac
 KUBECONFIG={shlex.quote(str(paths.kubeconfig))}; export KUBECONFIG
 KUBECACHEDIR={shlex.quote(str(paths.kube_cache))}; export KUBECACHEDIR
-MYRIAD_INVENTORY={shlex.quote(str(paths.clone / "inventories" / "lab"))}; export MYRIAD_INVENTORY
+MYRIAD_INVENTORY={shlex.quote(str(paths.inventory))}; export MYRIAD_INVENTORY
 """
 
 

@@ -46,9 +46,9 @@ class SiteRun:
         return any(self.progress.changed.values())
 
 
-def command(arguments: Sequence[str] = (), *, playbook: str = "site") -> list[str]:
+def command(arguments: Sequence[str] = (), *, playbook: str = "site", inventory: str = "lab") -> list[str]:
     """The command line, as it is printed and as it is run in the clone's folder."""
-    return ["ansible-playbook", f"playbooks/{playbook}.yml", "-i", "inventories/lab", *arguments]
+    return ["ansible-playbook", f"playbooks/{playbook}.yml", "-i", f"inventories/{inventory}", *arguments]
 
 
 def run_site(paths: LabPaths, display: Display, arguments: Sequence[str] = (), *, playbook: str = "site") -> SiteRun:
@@ -56,7 +56,7 @@ def run_site(paths: LabPaths, display: Display, arguments: Sequence[str] = (), *
 
     A Ctrl-C reaches ansible-playbook too (same terminal); it is waited for, so that no half-run goes on behind.
     """
-    argv = command(arguments, playbook=playbook)
+    argv = command(arguments, playbook=playbook, inventory=paths.inventory.name)
     log, events = paths.logs / f"{playbook}.log", paths.logs / f"{playbook}-events.jsonl"
     events.unlink(missing_ok=True)
     program = str(Path(sys.executable).with_name("ansible-playbook"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from myriad.errors import MyriadError
+from myriad.errors import InputError, MyriadError
 
 #: Where the doubles and the lab's own helpers live on a node.
 NODE_DIR = "/var/lib/myriad-lab"
@@ -38,10 +38,18 @@ def clone_root(start: Path | None = None) -> Path:
 
 
 class LabPaths:
-    """The files of one lab, all under `<clone>/.lab` (a benchmark's lab has a folder of its own)."""
+    """The files of one lab, all under `<clone>/.lab` (a benchmark's lab has a folder of its own), and its description.
 
-    def __init__(self, clone: Path, folder: str = ".lab") -> None:
+    Args:
+        clone: the clone's folder.
+        folder: where the lab keeps its record.
+        profile: which lab: empty for `inventories/lab`, else `inventories/lab-<profile>`.
+    """
+
+    def __init__(self, clone: Path, folder: str = ".lab", *, profile: str = "") -> None:
         self.clone = clone
+        self.profile = profile
+        self.inventory = clone / "inventories" / (f"lab-{profile}" if profile else "lab")
         self.dir = clone / folder
         self.state = self.dir / "state.json"
         self.ssh = self.dir / "ssh"
@@ -145,6 +153,31 @@ def load_state(paths: LabPaths) -> LabState | None:
             where=str(paths.state),
             hint="`make lab-down` removes the lab by its name alone; then run `make lab` again.",
         ) from error
+
+
+def lab_paths(clone: Path, profile: str | None = None) -> LabPaths:
+    """The files of the clone's lab, with the profile that it was brought up with.
+
+    Args:
+        clone: the clone's folder.
+        profile: the wanted one; None takes what is recorded.
+
+    Raises:
+        InputError: there is no such profile, or a lab of another one is up.
+    """
+    state = load_state(LabPaths(clone))
+    recorded = state.extra.get("profile", "") if state else ""
+    paths = LabPaths(clone, profile=recorded if profile is None else profile)
+    if not (paths.inventory / "hosts.yml").is_file():
+        known = sorted(folder.name[4:] for folder in paths.inventory.parent.glob("lab-*") if folder.is_dir())
+        raise InputError(f'there is no lab profile "{paths.profile}"', hint=f"There is {', '.join(known)}.")
+    if state and state.hosts and recorded != paths.profile:
+        raise InputError(
+            f"a lab of the profile {recorded or 'without a name'} is up in this clone",
+            where=str(paths.dir),
+            hint="`make lab-down` removes it; then bring up the other one.",
+        )
+    return paths
 
 
 def require_state(paths: LabPaths) -> LabState:

@@ -13,7 +13,7 @@ from myriad.errors import MyriadError
 from myriad.kube.client import NODES, connect
 from myriad.lab import engine
 from myriad.lab.display import row
-from myriad.lab.state import LabPaths, LabState, clone_root, require_state
+from myriad.lab.state import LabState, clone_root, lab_paths, require_state
 from myriad.lab.topology import read_nodes
 from myriad.lab.verdict import node_verdicts, table, warm_images
 
@@ -25,9 +25,9 @@ def lab_status(clone: Path | None) -> dict[str, Any]:
         MyriadError: when there is no lab, or no engine answers.
     """
     root = clone_root(clone)
-    paths = LabPaths(root)
+    paths = lab_paths(root)
     state = require_state(paths)
-    inventory = root / "inventories" / "lab"
+    inventory = paths.inventory
     cluster = yaml.safe_load((inventory / "group_vars" / "all" / "cluster.yml").read_text())
     report: dict[str, Any] = {
         "lab": state.name,

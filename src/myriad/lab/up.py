@@ -22,7 +22,7 @@ from myriad.lab.jobs import Jobs
 from myriad.lab.preflight import Verdict, gather, judge, lab_name, summary
 from myriad.lab.shellenv import write_env
 from myriad.lab.site import SiteRun, run_site
-from myriad.lab.state import LabPaths, LabState, PhaseRecord, load_state, save_state
+from myriad.lab.state import LabPaths, LabState, PhaseRecord, lab_paths, load_state, save_state
 from myriad.lab.topology import LabNode, read_nodes
 from myriad.lab.verdict import NodeVerdict, node_verdicts, table, warm_images
 from myriad.stack.build import build_bundle, lock_digest
@@ -40,12 +40,20 @@ VERDICT_TIMEOUT_S = 120.0
 class Bringup:
     """One `make lab`. Every phase can be cut short; the next run finds what is there and goes on."""
 
-    def __init__(self, clone: Path, display: Display, *, paths: LabPaths | None = None, offline: bool = False) -> None:
+    def __init__(
+        self,
+        clone: Path,
+        display: Display,
+        *,
+        paths: LabPaths | None = None,
+        offline: bool = False,
+        profile: str | None = None,
+    ) -> None:
         self.clone = clone
         self.offline = offline
-        self.paths = paths or LabPaths(clone)
+        self.paths = paths or lab_paths(clone, profile)
         self.display = display
-        self.inventory = clone / "inventories" / "lab"
+        self.inventory = clone / "inventories" / self.paths.inventory.name
         self.name = lab_name(str(clone))
 
     @contextmanager
@@ -83,6 +91,8 @@ class Bringup:
         self.paths.make()
         state = load_state(self.paths) or LabState(name=self.name)
         state.name = state.network = self.name
+        state.extra.pop("profile", None)
+        state.extra |= {"profile": self.paths.profile} if self.paths.profile else {}
         self._settle(state, verdict)
         settings = read_settings()
         client, image, bundle = self.ready(state, settings)
@@ -287,6 +297,7 @@ def bring_up(
     jobs: bool = True,
     site: Sequence[str] = (),
     without_egress: bool = False,
+    profile: str | None = None,
 ) -> int:
     """The whole of `make lab`.
 
@@ -297,11 +308,12 @@ def bring_up(
         jobs: submit the example jobs at the end.
         site: further arguments for ansible-playbook.
         without_egress: block every way out of the lab first; packages come from the bundle.
+        profile: which lab; None goes on with the one that is recorded.
 
     Returns:
         0 converged, 3 some hosts unreachable and the rest converged, 4 converged but some nodes take no work.
     """
-    work = Bringup(clone, display, offline=without_egress)
+    work = Bringup(clone, display, offline=without_egress, profile=profile)
     state, wanted = work.nodes_up(after_make=after_make)
     if without_egress:
         run = work.site_offline(state, site)
