@@ -314,6 +314,7 @@ class CallbackModule(CallbackBase):
             **({"message": message, "ignored": ignored} if message or ignored else {}),
             **({"reboot": reboot} if reboot else {}),
             **{key: values[key] for key in ("drift", "notes") if isinstance(values.get(key), list) and values[key]},
+            **({"report": values["report"]} if isinstance(values.get("report"), Mapping) else {}),
         )
         if self._display.verbosity > 0 and status in ("ok", "changed"):
             self._say(f"{host} · {state.title} => {self._dump_results(values)}", color=_color(status))

@@ -355,6 +355,13 @@ def check(params):
         "converged": not drift,
         "roles": sorted(records),
         "last_run": site.get("time"),
+        "in_cluster": os.path.exists(below(params["root"], "/etc/kubernetes/kubelet.conf")),
+        "artifacts": {
+            entry["name"]: entry["sha256"] for record in records.values() for entry in record.get("artifacts", ())
+        },
+        "packages": {
+            entry["name"]: entry["version"] for record in records.values() for entry in record.get("packages", ())
+        },
     }
     return {"changed": False, "converged": not drift, "drift": drift, "ansible_facts": facts}
 

@@ -7,7 +7,7 @@ The events are written by the callback ``myriad.gpu.progress`` (one JSON object 
     {"event": "play", "name"}
     {"event": "task", "name", "role", "play", "action"}
     {"event": "result", "host", "task", "role", "play", "action", "status", "changed", "changed_items", "seconds",
-                        "message", "ignored", "reboot", "drift", "notes"}
+                        "message", "ignored", "reboot", "drift", "notes", "report"}
     {"event": "stats", "hosts", "tasks", "skipped", "plays", "seconds"}
 
 ``status`` is ok, changed, failed, unreachable or skipped; every event has ``time`` in seconds since 1970.

@@ -1,0 +1,370 @@
+"""The plan of an upgrade: what changes where, who goes when, and what stands in its way. Pure.
+
+Order: control planes one at a time, because the API server must not be older than any kubelet; then nodes in waves, few
+of a rack at a time; then what runs in the cluster. Skew: https://kubernetes.io/releases/version-skew-policy/
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from myriad.kube.drain import Cordon, Gang
+from myriad.kube.reboot import CONTROL_PLANE_LABEL, RACK_LABEL, Candidate, Rules
+from myriad.kube.reboot import plan as batches_of
+from myriad.stack.compat import compare, parse_version
+
+BY = "upgrade"
+"""The name under which nodes are closed."""
+
+JOB_RUNS = "the job "
+"""How the reason of a node begins that stays for a job."""
+
+HELD = "waits for its upgrade"
+"""How the reason of a cordon begins on a node that is closed for that and not changed yet."""
+
+Json = Mapping[str, Any]
+WorkPolicy = Literal["wait", "checkpoint", "leave"]
+WORK_POLICIES: tuple[WorkPolicy, ...] = ("wait", "checkpoint", "leave")
+"""Jobs that hold GPUs: waited for, asked to save and go (SIGTERM, their grace), or left with their nodes."""
+
+# Files whose exchange a running pod does not notice; everything else is done on an empty node.
+_HARMLESS = frozenset({"kubectl", "kubeadm", "crictl", "ctr", "helm", "etcdctl", "etcdutl"})
+_KUBELET_BEHIND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that becomes another on a host or in the cluster."""
+
+    item: str
+    old: str
+    new: str
+
+    def words(self) -> str:
+        """`kubelet 1.34.4 -> 1.35.4`."""
+        return f"{self.item} {self.old or 'another file'} -> {self.new}"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one host told.
+
+    Attributes:
+        artifacts: files of the bundle that the roles recorded there, name to sha256.
+        packages: packages that the roles recorded, name to version.
+    """
+
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the lock wants.
+
+    Attributes:
+        versions: component to version.
+        artifacts: file of the bundle to (sha256, version).
+        packages: package to version, where the lock names one.
+    """
+
+    versions: Mapping[str, str]
+    artifacts: Mapping[str, tuple[str, str]]
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many nodes may be away at a time, and what becomes of jobs.
+
+    Attributes:
+        batch: nodes in a wave at most; 0 = no bound but the racks.
+        per_rack: nodes of one rack in a wave at most.
+        jobs: what becomes of jobs that hold GPUs.
+    """
+
+    batch: int = 10
+    per_rack: int = 1
+    jobs: WorkPolicy = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an upgrade does.
+
+    Attributes:
+        to: version of Kubernetes that is wanted.
+        control_plane: hosts, one at a time, in this order.
+        waves: other hosts, wave by wave.
+        changes: what changes, by host.
+        cluster: what changes in the cluster.
+        refusals: why nothing may begin (skew, versions that do not go together).
+        left: hosts that stay as they are, with the reason.
+        notes: what a person should know before it begins.
+    """
+
+    to: str
+    control_plane: tuple[str, ...]
+    waves: tuple[tuple[str, ...], ...]
+    changes: Mapping[str, tuple[Change, ...]]
+    cluster: tuple[Change, ...] = ()
+    refusals: tuple[str, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> list[str]:
+        """All nodes of the waves, first wave first."""
+        return [name for wave in self.waves for name in wave]
+
+    def text(self) -> str:
+        """As people read it."""
+        lines = [self._sentence()]
+        for number, name in enumerate(self.control_plane):
+            lines.append(f"  {'control plane' if number == 0 else '':<15}{name:<20} {self._words(name)}")
+        for number, wave in enumerate(self.waves, start=1):
+            same: dict[str, list[str]] = defaultdict(list)
+            for name in wave:
+                same[self._words(name)].append(name)
+            for index, (words, names) in enumerate(same.items()):
+                lines.append(f"  {f'wave {number}' if index == 0 else '':<15}{','.join(names):<20} {words}")
+        for number, change in enumerate(self.cluster):
+            lines.append(f"  {'cluster' if number == 0 else '':<15}{change.words()}")
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for name, reason in self.left.items():
+            reasons[reason].append(name)
+        lines += [f"  {'stays':<15}{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        lines += [f"  {'note':<15}{note}" for note in self.notes]
+        lines += [f"  {'REFUSED':<15}{refusal}" for refusal in self.refusals]
+        return "\n".join(lines)
+
+    def _sentence(self) -> str:
+        nodes = len(self.control_plane) + len(self.order)
+        if not nodes and not self.cluster:
+            return f"nothing to upgrade: everything is at the lock (Kubernetes {self.to})"
+        waves = "1 wave" if len(self.waves) == 1 else f"{len(self.waves)} waves"
+        return f"upgrade of {nodes} nodes to Kubernetes {self.to}: control planes one at a time, then {waves}"
+
+    def _words(self, name: str) -> str:
+        return ", ".join(change.words() for change in self.changes.get(name, ())) or "to be finished"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain types."""
+        return {
+            "to": self.to,
+            "control_plane": list(self.control_plane),
+            "waves": [list(wave) for wave in self.waves],
+            "order": self.order,
+            "sizes": [len(wave) for wave in self.waves],
+            "changes": {name: [asdict(change) for change in changes] for name, changes in self.changes.items()},
+            "reasons": {name: self._words(name) for name in (*self.control_plane, *self.order)},
+            "cluster": [asdict(change) for change in self.cluster],
+            "refusals": list(self.refusals),
+            "left": dict(self.left),
+            "notes": list(self.notes),
+        }
+
+
+def changes_of(look: Look, node: Json | None, target: Target) -> tuple[Change, ...]:
+    """What becomes another on a host: by the files that its roles recorded, and by what its kubelet says runs there."""
+    info = ((node or {}).get("status") or {}).get("nodeInfo") or {}
+    running = {
+        "kubelet": str(info.get("kubeletVersion") or "").removeprefix("v"),
+        "containerd": str(info.get("containerRuntimeVersion") or "").rpartition("://")[2].removeprefix("v"),
+    }
+    found = []
+    for name, (digest, version) in sorted(target.artifacts.items()):
+        recorded = look.artifacts.get(name)
+        if recorded is not None and recorded != digest:
+            found.append(Change(name, running.get(name, ""), version))
+    named = {change.item for change in found}
+    for name, component in (("kubelet", "kubernetes"), ("containerd", "containerd")):
+        wanted = target.versions.get(component, "")
+        if name not in named and running[name] and wanted and name in look.artifacts and _order(running[name], wanted):
+            # Its file is there already, another one runs: a run was killed in between.
+            found.append(Change(name, running[name], wanted))
+    for name, wanted in sorted(target.packages.items()):
+        old = look.packages.get(name)
+        if old is not None and old != wanted:
+            found.append(Change(name, old, wanted))
+    return tuple(found)
+
+
+def skew(target: Target, nodes: Iterable[Json], api_server: str) -> list[str]:
+    """Why Kubernetes may not go from what runs to what is wanted, a sentence each."""
+    wanted = target.versions.get("kubernetes", "")
+    if not wanted or not api_server:
+        return []
+    old, new = parse_version(api_server), parse_version(wanted)
+    found = []
+    if compare(new, old) < 0:
+        found.append(
+            f"the cluster runs Kubernetes {api_server}, the lock names the older {wanted}: there is no way back"
+        )
+    elif new[0] != old[0] or new[1] > old[1] + 1:
+        step = f"{old[0]}.{old[1] + 1}"
+        found.append(f"from {api_server} to {wanted} is more than one minor: lock a {step} first, upgrade, then go on")
+    far = sorted(
+        f"{node['metadata']['name']} ({version})"
+        for node in nodes
+        if (version := str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion") or ""))
+        and new[1] - parse_version(version)[1] > _KUBELET_BEHIND
+    )
+    if far:
+        found.append(
+            f"kubelets would be more than {_KUBELET_BEHIND} minors behind the API server: {', '.join(far[:8])}"
+        )
+    return found
+
+
+def plan(
+    looks: Mapping[str, Look],
+    nodes: Mapping[str, Json],
+    target: Target,
+    jobs: Sequence[Gang],
+    limits: Limits,
+    *,
+    api_server: str = "",
+    control_plane_hosts: Sequence[str] = (),
+    cluster: Sequence[Change] = (),
+    blockers: Mapping[str, str] | None = None,
+    findings: Sequence[str] = (),
+) -> Plan:
+    """Who is upgraded when.
+
+    Args:
+        looks: what each host told.
+        nodes: Nodes by name.
+        target: what the lock wants.
+        jobs: jobs that hold GPUs, with their nodes.
+        limits: caps and the policy for jobs.
+        api_server: version of the API server that answers.
+        control_plane_hosts: hosts of the control plane, in the order of the inventory.
+        cluster: what changes in the cluster.
+        blockers: nodes whose pods would not leave, with the reason.
+        findings: violated rules between the versions of the lock.
+    """
+    left: dict[str, str] = {}
+    changes: dict[str, tuple[Change, ...]] = {}
+    chosen: list[Candidate] = []
+    foreign: list[str] = []
+    # An old program of the control plane is a change of every such host, also where its files are new already.
+    behind = bool(api_server) and _order(api_server, target.versions.get("kubernetes", "")) != 0
+    for name, look in looks.items():
+        node = nodes.get(name)
+        if node is None:
+            left[name] = "the cluster has no such node"
+            continue
+        found = changes_of(look, node, target)
+        is_control_plane = CONTROL_PLANE_LABEL in (node["metadata"].get("labels") or {})
+        if is_control_plane and behind and not any(change.item == "kubelet" for change in found):
+            found = (*found, Change("control plane", api_server, target.versions["kubernetes"]))
+        cordon = Cordon.of(node)
+        is_ours = cordon is not None and cordon.by == BY
+        is_begun = is_ours and not (cordon is not None and cordon.reason.startswith(HELD))
+        if not found and not is_begun:
+            continue
+        changes[name] = found
+        if cordon is not None and not is_ours:
+            left[name] = f"it is closed by {cordon.by} since {cordon.at or '?'} ({cordon.reason or 'no reason given'})"
+            continue
+        if (node.get("spec") or {}).get("unschedulable") and cordon is None:
+            foreign.append(name)
+        rack = str((node["metadata"].get("labels") or {}).get(RACK_LABEL) or "")
+        reasons = tuple(change.words() for change in found) or ("to be finished",)
+        chosen.append(Candidate(name, reasons, rack, is_control_plane, is_begun))
+    for name, reason in (blockers or {}).items():
+        if name in changes and name not in left:
+            left[name] = reason
+    # Only an emptied node asks a job to go.
+    empties = {host.name for host in chosen if _needs_drain(changes[host.name]) or host.is_begun}
+    mine = [job for job in jobs if empties & set(job.nodes)]
+    notes = []
+    if limits.jobs in ("wait", "leave"):
+        for job in mine:
+            for name in sorted(empties & set(job.nodes)):
+                left.setdefault(name, f"{JOB_RUNS}{job.name} runs on it")
+        # A driver must not differ under one job: its nodes stay or go together.
+        mine = []
+    else:
+        notes += [f"{job.sentence()}: asked to save and stop (SIGTERM, its grace)" for job in mine]
+    going = [host for host in chosen if host.name not in left]
+    first = [host for host in going if host.is_control_plane]
+    order = {name: number for number, name in enumerate(control_plane_hosts)}
+    first.sort(key=lambda host: (not host.is_begun, order.get(host.name, len(order)), host.name))
+    workers = [host for host in going if not host.is_control_plane]
+    rules = Rules(batch=limits.batch, per_rack=limits.per_rack, gangs="together")
+    waves = batches_of(workers, [job for job in mine if len(job.nodes) > 1], rules).batches
+    if foreign:
+        notes.append(f"cordoned by hand, upgraded and left cordoned: {', '.join(sorted(foreign))}")
+    notes += _capacity(waves, nodes)
+    refusals = [*skew(target, nodes.values(), api_server), *findings]
+    unseen = [name for name in control_plane_hosts if name not in looks]
+    if behind and unseen:
+        refusals.append(f"the control plane would stay behind: {', '.join(unseen)} was not looked at")
+    stuck = [host.name for host in chosen if host.is_control_plane and host.name in left]
+    if stuck and waves:
+        refusals.append(f"the control plane would stay behind ({', '.join(f'{n}: {left[n]}' for n in stuck)})")
+    return Plan(
+        to=target.versions.get("kubernetes", "?"),
+        control_plane=tuple(host.name for host in first),
+        waves=waves,
+        changes=changes,
+        cluster=tuple(cluster),
+        refusals=tuple(refusals),
+        left=left,
+        notes=tuple(notes),
+    )
+
+
+def _needs_drain(changes: Sequence[Change]) -> bool:
+    return any(change.item not in _HARMLESS for change in changes)
+
+
+def _order(one: str, other: str) -> int:
+    try:
+        return compare(parse_version(one), parse_version(other))
+    except ValueError:
+        return 0 if one == other else 1
+
+
+def _capacity(waves: Sequence[Sequence[str]], nodes: Mapping[str, Json]) -> list[str]:
+    """How many GPUs the largest wave takes away."""
+    gpus = {
+        name: sum(
+            int(count)
+            for resource, count in ((node.get("status") or {}).get("allocatable") or {}).items()
+            if resource.endswith("/gpu") and str(count).isdigit()
+        )
+        for name, node in nodes.items()
+    }
+    away = max((sum(gpus.get(name, 0) for name in wave) for wave in waves), default=0)
+    total = sum(gpus.values())
+    return [f"at most {away} of {total} GPUs are away at a time"] if away else []
+
+
+def cluster_changes(target: Target, deployments: Iterable[Json], images: Mapping[str, str]) -> list[Change]:
+    """Programs of the cluster whose image is not the bundle's.
+
+    Args:
+        target: what the lock wants.
+        deployments: Deployments and DaemonSets with containers of the site's registry.
+        images: repository to digest, as the bundle has them.
+    """
+    found = []
+    for item in deployments:
+        spec = ((item.get("spec") or {}).get("template") or {}).get("spec") or {}
+        for container in spec.get("containers") or []:
+            reference = str(container.get("image") or "")
+            name, _, digest = reference.partition("@")
+            tag = name.rpartition(":")[2] if ":" in name.rpartition("/")[2] else ""
+            repository = name.partition("/")[2].removesuffix(f":{tag}") if tag else name.partition("/")[2]
+            wanted = images.get(repository)
+            if wanted and digest and wanted != digest:
+                new = target.versions.get(repository.rpartition("/")[2], wanted[7:19])
+                place = f"{item['metadata'].get('namespace')}/{item['metadata']['name']}"
+                found.append(Change(place, tag or digest[7:19], new))
+    return found
