@@ -34,6 +34,7 @@ from myriad.scheduler.web.auth import gate_of
 log = logging.getLogger("myriad.scheduler")
 
 _STUCK_S = 120.0
+_LEADS_WITHIN_S = 45.0
 _COPY_INTERVAL_S = 2.0
 _EVICTIONS_INTERVAL_S = 5.0
 _SETTLE_MOST_S = 2.0
@@ -61,7 +62,7 @@ class Extension:
             retry_period_s=settings.retry_period_s,
             stop=self.stop,
             changed=lambda leading: self.metrics.leading.set(1 if leading else 0),
-            fit=lambda: not self.not_ready(),
+            fit=self._can_lead,
         )
         events = EventSink(api, interval_s=settings.event_interval_s)
         self.steering = Steering(
@@ -72,6 +73,7 @@ class Extension:
             events=events,
             metrics=self.metrics,
             inputs=Keeper(self._inputs),
+            leads=self.leader.is_leader,
         )
         surroundings = Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)
         self.evictions = Book(api, namespace=settings.namespace)
@@ -80,9 +82,7 @@ class Extension:
         # What beside steering has a thread of its own, in the order in which they begin and are waited for.
         self._workers = (
             Observing(observers_of(surroundings), cache=self.cache, may_act=self._may_act, stop=self.stop),
-            noticing(
-                surroundings, self.evictions, may_act=self._may_act, stop=self.stop, eta=estimates.of_evicted
-            ),
+            noticing(surroundings, self.evictions, may_act=self._may_act, stop=self.stop, eta=estimates.of_evicted),
             tending(surroundings, self.evictions, may_act=self._may_act, stop=self.stop),
             Observing([estimates], cache=self.cache, may_act=self._may_act, stop=self.stop),
             self.accounting,
@@ -97,6 +97,10 @@ class Extension:
 
     def _may_act(self) -> bool:
         return self.leader.is_leader() and not self.not_ready()
+
+    def _can_lead(self) -> bool:
+        # A pass that hangs steers nobody: another replica takes over long before this one is restarted (`faults`).
+        return not self.not_ready() and time.monotonic() - self._beat < _LEADS_WITHIN_S
 
     def not_ready(self) -> list[str]:
         """Kinds that the cache does not follow yet."""

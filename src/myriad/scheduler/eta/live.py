@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from myriad.kube.client import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, RESOURCE_FLAVORS, WORKLOADS
 from myriad.scheduler.cache import Cache
+from myriad.scheduler.eta.after import Departure, after
 from myriad.scheduler.eta.estimate import History
 from myriad.scheduler.eta.model import (
     Kind,
@@ -152,6 +153,45 @@ def pool_states(cache: Cache, *, now: datetime | None = None, policy: SitePolicy
         )
         for pool, states in queues.items()
     }
+
+
+def states_after(
+    cache: Cache, evicted: Sequence[tuple[WorkloadView, str]], *, now: datetime, policy: SitePolicy
+) -> dict[str, PoolState]:
+    """The pools of gangs that were evicted just now, as they are once those have left (`after`).
+
+    Args:
+        cache: the cluster.
+        evicted: each with the uid of the Workload that takes its place; "" for none.
+        now: an aware time.
+        policy: the site's.
+    """
+    states = pool_states(cache, now=now, policy=policy)
+    departures: dict[str, list[Departure]] = defaultdict(list)
+    for view, preemptor in evicted:
+        other = cache.view_of_uid(preemptor) if preemptor else None
+        job = _as_waiting(cache, view, policy)
+        # Who takes GPUs of another pool is told by that pool's own state.
+        taker = _as_waiting(cache, other, policy) if other and other.gang.pool == view.gang.pool else None
+        if job is not None and view.gang.pool in states:
+            departures[view.gang.pool].append(Departure(job, _place(cache, view), taker))
+    return {pool: after(states[pool], gone) for pool, gone in departures.items()}
+
+
+def _as_waiting(cache: Cache, view: WorkloadView, policy: SitePolicy) -> WaitingJob | None:
+    queue = cache.cluster_queue_of(view)
+    return _waiting(cache, view, queue, view.gang.pool, policy) if queue else None
+
+
+def _place(cache: Cache, view: WorkloadView) -> int:
+    """How many of its queue go before a gang that comes back to it, as Kueue orders."""
+    mine = (-view.gang.priority, view.created, view.gang.uid)
+    waiting = cache.waiting().get(cache.cluster_queue_of(view), [])
+    return sum(
+        (-v.gang.priority, v.created, v.gang.uid) < mine and not held_back(cache, v)
+        for v in waiting
+        if v.key != view.key
+    )
 
 
 def _cohort_quotas(cache: Cache) -> dict[tuple[str, str], int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta import published
 from myriad.scheduler.eta.calibration import WINDOW_S, Calibration
 from myriad.scheduler.eta.estimate import History, estimate
-from myriad.scheduler.eta.live import pool_states, run_of
+from myriad.scheduler.eta.live import pool_states, run_of, states_after
 from myriad.scheduler.eta.model import Eta, epoch
 from myriad.scheduler.eta.store import KEEP_S, Fact, OpenEstimate, Store, fact_of
 from myriad.scheduler.ledger.start import default_url
@@ -31,6 +32,9 @@ _SOON_S = 3.0
 _AGAIN = 4.0
 """A job's next estimate that is judged: when it has waited so many times as long as at the last."""
 _FIRST_AGAIN_S = 600.0
+_NOTICE_S = 0.4
+"""A notice has a second: where a pass takes longer than this, none is made for it."""
+_NOTICE_FUTURES = 20
 
 
 class Estimating:
@@ -61,6 +65,7 @@ class Estimating:
         self._every_s = every_s
         self._last = float("-inf")
         self._took_s = 0.0
+        self._past = threading.Lock()
         self._loaded = store is None
         self._pending: list[Fact] = []
         self._ended: set[str] = set()
@@ -76,20 +81,44 @@ class Estimating:
     def step(self) -> None:
         """Judge what has started; once a minute estimate everything that waits. Raises MyriadError of the database."""
         now = self._clock()
-        failure = self._load(now)
         views = {view.gang.uid: view for view in self._cache.views()}
-        self._judge(views)
+        with self._past:
+            failure = self._load(now)
+            self._judge(views)
         if now - self._last < (self._soon_s() if self._somebody_new(views) else self._every_s):
             return
         self._last = now
         began = time.perf_counter()
-        self._learn(views, now)
+        with self._past:
+            self._learn(views, now)
         self._estimate(views, now)
         self._took_s = time.perf_counter() - began
         self._seconds.set(self._took_s)
         failure = self._save(now) or failure
         if failure is not None:
             raise failure
+
+    def of_evicted(self, evicted: Sequence[tuple[WorkloadView, str]]) -> dict[str, Eta]:
+        """When gangs that were evicted just now start again, by uid; called by the thread that tells of evictions.
+
+        Nothing where the last pass shows that the notice would be late by it: the next pass puts the estimate on the
+        Workload.
+
+        Args:
+            evicted: each with the uid of the Workload that takes its place; "" for none.
+        """
+        if self._last == float("-inf") or self._took_s > _NOTICE_S:
+            return {}
+        now = self._clock()
+        states = states_after(self._cache, evicted, now=datetime.fromtimestamp(now, UTC), policy=self._cache.policy())
+        wanted = {view.gang.uid for view, _ in evicted}
+        found: dict[str, Eta] = {}
+        with self._past:
+            for state in states.values():
+                for uid, raw in estimate(state, self.history, now=now, futures=_NOTICE_FUTURES).items():
+                    if uid in wanted:
+                        found[uid] = self.calibration.correct(raw)
+        return found
 
     def _somebody_new(self, views: dict[str, WorkloadView]) -> bool:
         """Whether somebody waits who was not there at the last pass."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from myriad.errors import MyriadError
 from myriad.kube.client import CLUSTER_QUEUES, WORKLOADS, Api, Resource
 from myriad.scheduler.cache import Cache
+from myriad.scheduler.eta.model import Eta
 from myriad.scheduler.inquiry import gpu_amounts
 from myriad.scheduler.notices import checkpoint
 from myriad.scheduler.notices.facts import (
@@ -30,8 +31,8 @@ from myriad.scheduler.policy import SitePolicy
 log = logging.getLogger("myriad.notices")
 
 Json = dict[str, Any]
-Eta = Callable[[WorkloadView], tuple[float, float, float] | None]
-"""Estimates when a gang starts: low, middle, high in seconds; None where nothing can be said."""
+Estimator = Callable[[Sequence[tuple[WorkloadView, str]]], Mapping[str, Eta]]
+"""Estimates when evicted gangs start again, by uid, from each with the uid of the Workload that takes its place."""
 
 
 def job_resource(job: Mapping[str, str]) -> Resource | None:
@@ -147,7 +148,7 @@ def build(
         policy: the site's.
         now: an aware time.
         count: evictions of this job that are recorded already.
-        eta: estimates when it starts again.
+        eta: when it starts again, where that can be said.
     """
     metadata = workload["metadata"]
     view = cache.view(f"{metadata['namespace']}/{metadata['name']}")
@@ -159,8 +160,8 @@ def build(
     preemptor = preemptor_of(cache, cause, policy)
     known = checkpoint_of(workload, read_job(api, view), pods, now)
     started = started_at(workload, pods)
-    borrowed = _borrowed(cache, victim.queue)
-    estimate = eta(view) if eta and not cause.past and cause.is_preemption else None
+    borrowed = _borrowed(cache, victim.queue, moment(cause.at) or now)
+    comes_back = eta is not None and not cause.past and not cause.reason.startswith("Deactivated")
     return Eviction(
         id=record_id(workload, cause),
         at=cause.at,
@@ -181,9 +182,9 @@ def build(
         interval_s=known.interval_s,
         at_risk_s=round(checkpoint.at_risk_s(known, started, stop.sigterm_at or now), 1) if stop.pods else 0.0,
         position=None if cause.past else position_of(cache, view, victim.priority),
-        eta_s=estimate[1] if estimate else None,
-        eta_low_s=estimate[0] if estimate else None,
-        eta_high_s=estimate[2] if estimate else None,
+        eta_s=eta.mid_s if eta and comes_back else None,
+        eta_low_s=eta.low_s if eta and comes_back else None,
+        eta_high_s=eta.high_s if eta and comes_back else None,
         count=max(count + 1, evictions_counted(workload)),
         borrowed=borrowed,
         reclaimed=min(borrowed, preemptor.gpus, victim.gpus) if preemptor else 0,
@@ -211,9 +212,28 @@ def started_at(workload: Json, pods: list[Json]) -> datetime | None:
     return min((at for at in starts if at is not None), default=None)
 
 
-def _borrowed(cache: Cache, queue: str) -> int:
+def held_at(cache: Cache, queue: str, at: datetime) -> int:
+    """GPUs that the Workloads of a ClusterQueue held when one of them was evicted.
+
+    Summed from the Workloads, with those that were evicted then or since: Kueue gives their quota back, and writes the
+    ClusterQueue's status, within the same second. Times of conditions have whole seconds.
+    """
+    held = 0
+    for view in cache.views_by_queue().get(queue, []):
+        status = (cache.object(WORKLOADS, view.key) or {}).get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or []}
+        if view.quota_reserved and not view.finished:
+            since = moment((conditions.get("QuotaReserved") or {}).get("lastTransitionTime"))
+            held += view.gpus_held if since is None or since <= at else 0
+        elif view.evicted:
+            left = moment((conditions.get("Evicted") or {}).get("lastTransitionTime"))
+            held += view.gang.gpus if left is not None and left >= at else 0
+    return held
+
+
+def _borrowed(cache: Cache, queue: str, at: datetime) -> int:
     body = cache.object(CLUSTER_QUEUES, queue) if queue else None
-    return gpu_amounts(cache, body)["borrowed"] if body else 0
+    return max(0, held_at(cache, queue, at) - gpu_amounts(cache, body)["nominal"]) if body else 0
 
 
 def unshielded(party: Party, policy: SitePolicy) -> Party:

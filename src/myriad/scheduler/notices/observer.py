@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from myriad.errors import MyriadError
 from myriad.kube.client import EVENTS, Api, ApiError
 from myriad.scheduler.cache import Cache
+from myriad.scheduler.eta.model import Eta
 from myriad.scheduler.notices import text
 from myriad.scheduler.notices.book import Book, Record
 from myriad.scheduler.notices.courier import DEADLINE_S, Courier, Note
 from myriad.scheduler.notices.events import event_of
 from myriad.scheduler.notices.facts import Cause, Eviction, cause_of, moment, record_id, stop_of
-from myriad.scheduler.notices.gather import Eta, build, evictions_counted, pods_of
+from myriad.scheduler.notices.gather import Estimator, build, evictions_counted, party_of, pods_of
 from myriad.scheduler.policy import SitePolicy
 
 log = logging.getLogger("myriad.notices")
@@ -61,7 +63,7 @@ class Notices:
         book: the records.
         courier: delivers to targets.
         policy: the site's, as it is now.
-        eta: estimates when an evicted gang starts again.
+        eta: estimates when evicted gangs start again.
         details: where a person reads more, from (namespace, job).
         counted: called for each eviction told, with its reason and the seconds since it was seen.
         now, clock: wall clock, and monotonic seconds.
@@ -78,7 +80,7 @@ class Notices:
         book: Book,
         courier: Courier,
         policy: Callable[[], SitePolicy],
-        eta: Eta | None = None,
+        eta: Estimator | None = None,
         details: Callable[[str, str], str] = lambda namespace, job: f"myriad preemptions {namespace}/{job}",
         counted: Callable[[str, float], object] = lambda reason, after_s: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -159,6 +161,7 @@ class Notices:
 
     def _tell(self, due: Sequence[tuple[Json, Cause]]) -> None:
         policy, now, counts = self._policy(), self._now(), self._counts()
+        etas = self._estimates(due)
 
         def make(item: tuple[Json, Cause]) -> Eviction | None:
             workload, cause = item
@@ -171,7 +174,7 @@ class Notices:
                 policy=policy,
                 now=now,
                 count=counts.get(uid, 0),
-                eta=self._eta,
+                eta=etas.get(uid),
             )
 
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="notices") as pool:
@@ -186,6 +189,25 @@ class Notices:
         for _, eviction in mine:
             log.info("%s", text.first_line(eviction))
             self._counted(eviction.policy or eviction.reason, (self._now() - now).total_seconds())
+
+    def _estimates(self, due: Sequence[tuple[Json, Cause]]) -> Mapping[str, Eta]:
+        """When they start again, for all of them at once."""
+        if self._eta is None:
+            return {}
+        pairs = []
+        for workload, cause in due:
+            view = self._cache.view(f"{workload['metadata']['namespace']}/{workload['metadata']['name']}")
+            if view is not None and not cause.past:
+                # It goes back to its place without its shield.
+                priority = party_of(self._cache, view, self._policy()).priority
+                gang = replace(view.gang, priority=priority)
+                pairs.append((replace(view, gang=gang), cause.preemptor_uid))
+        try:
+            return self._eta(pairs) if pairs else {}
+        except Exception:
+            # A notice without an estimate is worth more than none.
+            log.exception("no estimate for evicted jobs")
+            return {}
 
     def _deliver(self, eviction: Eviction, targets: Iterable[str], *, begun: Iterable[str]) -> None:
         words = text.notice(eviction, details=self._details(eviction.victim.namespace, eviction.victim.job))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from myriad.scheduler.notices.aftermath import Aftermath
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.courier import Courier
-from myriad.scheduler.notices.gather import Eta
+from myriad.scheduler.notices.gather import Estimator
 from myriad.scheduler.notices.observer import Notices
 from myriad.scheduler.notices.targets import Addresses
 from myriad.scheduler.observers import Observing, Surroundings
@@ -21,7 +21,7 @@ def noticing(
     *,
     may_act: Callable[[], bool],
     stop: threading.Event,
-    eta: Eta | None = None,
+    eta: Estimator | None = None,
 ) -> Observing:
     """The thread that tells of evictions: its own, because a notice has a second and other observers may take longer.
 
@@ -30,7 +30,7 @@ def noticing(
         book: the records.
         may_act: True while this replica leads and its cache is in step.
         stop: ends it.
-        eta: estimates when an evicted gang starts again.
+        eta: estimates when evicted gangs start again.
     """
     policy = parts.cache.policy
     namespace = parts.settings.namespace
