@@ -73,9 +73,9 @@ def rights() -> list[Json]:
 
 
 class Replica:
-    """One process of the extension, with the rights of its service account."""
+    """One process of the extension, with the rights of its service account; `settings` are variables of its own."""
 
-    def __init__(self, plane: ControlPlane, name: str) -> None:
+    def __init__(self, plane: ControlPlane, name: str, settings: dict[str, str] | None = None) -> None:
         self.name = name
         self.port = apiserver._free_port()
         self.log = plane.work / "logs" / f"{name}.log"
@@ -92,6 +92,7 @@ class Replica:
             "MYRIAD_SCHEDULER_LEASE_DURATION_S": "15",
             "MYRIAD_SCHEDULER_RENEW_DEADLINE_S": "12",
             "MYRIAD_SCHEDULER_RETRY_PERIOD_S": "1",
+            **(settings or {}),
         }
         plane.start(name, [sys.executable, "-m", "myriad.scheduler"], environment)
 

@@ -70,6 +70,7 @@ class Steering:
         metrics: what is counted.
         policy: the planner's inputs.
         inputs: keeps what decisions were made on, for `myriad replay`; None = nobody does.
+        leads: asked before each write: a pass that took too long must not write beside the next leader's.
         clock: monotonic seconds.
     """
 
@@ -84,6 +85,7 @@ class Steering:
         metrics: Metrics,
         policy: PlacementPolicy | None = None,
         inputs: Keeper | None = None,
+        leads: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
@@ -93,6 +95,7 @@ class Steering:
         self._events = events
         self._metrics = metrics
         self._policy = policy or PlacementPolicy()
+        self._leads = leads
         self._clock = clock
         self._memory: dict[str, _Memory] = {}
         self._nudges: dict[str, _QueueNudge] = {}
@@ -302,6 +305,7 @@ class Steering:
         quiet = clock - nudge.at > 32 * least
         nudge.wait_s = least if quiet or not nudge.wait_s else min(nudge.wait_s * 2, 16 * least)
         nudge.at = clock
+        self._must_lead()
         attach.nudge(self._api, queue, self._settings.admission_check)
         self._metrics.nudges.inc()
         log.info("asked Kueue to look again at %s (ClusterQueue %s)", view.key, name)
@@ -400,7 +404,12 @@ class Steering:
             )
         )
 
+    def _must_lead(self) -> None:
+        if not self._leads():
+            raise MyriadError("this replica leads no more: its pass is not finished")
+
     def _send(self, view: WorkloadView, call: Callable[[], object]) -> int:
+        self._must_lead()
         try:
             call()
         except ApiError as error:
