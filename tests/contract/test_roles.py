@@ -31,6 +31,8 @@ NO_HEADER = {
     "kueue/templates/values.yaml.j2": "values for helm, no file of a host",
     "node_portrait/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "scheduler_extension/templates/objects.yaml.j2": "objects for the API server, no file of a host",
+    "training_operator/templates/kustomization.yaml.j2": "changes of manifests, no file of a host",
+    "training_operator/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "volcano/templates/kustomization.yaml.j2": "changes of a manifest, no file of a host",
     "volcano/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "pod_network/templates/configure/etc/cni/net.d/10-myriad.conflist.j2": "JSON has no comments",

@@ -46,6 +46,7 @@ RESERVED_NAMESPACES = frozenset(
         "kueue-system",
         "volcano-system",
         "volcano-monitoring",
+        "kubeflow",
         "myriad-system",
     }
 )
