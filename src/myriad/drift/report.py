@@ -163,6 +163,7 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
     nodes: set[str] = set()
     notes: list[str] = []
     in_cluster: set[str] = set()
+    sentences: list[str] = []
     for event in rows:
         if event.get("event") != "result":
             continue
@@ -175,7 +176,10 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
         for entry in event.get("drift") or []:
             if isinstance(entry, Mapping):
                 found.add(Difference.of(CLUSTER if is_cluster else host, entry))
+            elif is_cluster:
+                sentences.append(str(entry))
         notes += [str(note) for note in event.get("notes") or []]
+    found |= _of_record(sentences, explained=any(entry.kind == "object" for entry in found))
     failures: dict[str, str] = {}
     for result in run.hosts.values():
         for _role, task, message in result.failures:
@@ -185,3 +189,14 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
         failures.setdefault(CLUSTER, "the run was broken off")
     unreachable = {result.name: result.unreachable for result in run.hosts.values() if result.unreachable}
     return Report(sorted(nodes), sorted(found), unreachable, failures, list(dict.fromkeys(notes)), run.seconds)
+
+
+def _of_record(sentences: Iterable[str], *, explained: bool) -> set[Difference]:
+    """What the look at the cluster's record said; a kind that is not as applied is explained by its objects."""
+    found = set()
+    for text in sentences:
+        if text.startswith("the description,"):
+            found.add(Difference(CLUSTER, "", "inputs", "inputs", "", ""))
+        elif not (text.endswith("not as applied") and explained):
+            found.add(Difference(CLUSTER, "", "state", text, "as the last complete run left it", "changed since"))
+    return found
