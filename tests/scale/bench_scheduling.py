@@ -19,143 +19,44 @@ of an arm against the same seed of another. Times are this machine's: compare th
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "api"))
-
-import apiserver  # noqa: E402
-import test_steering as steering  # noqa: E402
-
-from myriad.bench.scheduling import kwok  # noqa: E402
-from myriad.bench.scheduling.jobs import TEAMS, BenchJob, Draw, draw  # noqa: E402
-from myriad.bench.scheduling.judge import (  # noqa: E402
-    TIERS,
-    Site,
-    Stay,
-    free_after,
-    interval,
-    percentile,
-    site_of,
-    tiers_used,
+from myriad.bench.scheduling import kwok
+from myriad.bench.scheduling.jobs import TEAMS, BenchJob, Draw, draw
+from myriad.bench.scheduling.judge import TIERS, Site, Stay, free_after, interval, site_of, tiers_used
+from myriad.bench.scheduling.observe import Observed, Seen
+from myriad.bench.scheduling.oracle import Asked, Ledger, first_reason
+from myriad.errors import MyriadError
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, Api
+from tests.scale.cluster import (
+    CREATORS,
+    POOL,
+    apiserver,
+    cluster,
+    emit,
+    extension_objects,
+    in_parallel,
+    memory_mb,
+    processor_s,
+    quantiles,
+    queues,
+    say,
+    start_extension,
 )
-from myriad.bench.scheduling.observe import Observed, Seen  # noqa: E402
-from myriad.bench.scheduling.oracle import Asked, Ledger, first_reason  # noqa: E402
-from myriad.errors import MyriadError  # noqa: E402
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, NODES, Api, connect  # noqa: E402
 
 Json = dict[str, Any]
 
 ARMS = ("kueue", "tas", "myriad")
-POOL = "h100"
-_CREATORS = 4
 
 
-def say(text: str) -> None:
-    """Progress, apart from the figures."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def emit(**line: Any) -> None:
-    """One figure."""
-    print(json.dumps(line), flush=True)
-
-
-# The world
-
-
-@contextmanager
-def world(options: argparse.Namespace, arm: str, program: Path, site: Site) -> Iterator[tuple[Any, Api]]:
-    """A control plane with its nodes, queues and, in its arm, the extension."""
-    with (
-        tempfile.TemporaryDirectory(prefix=f"bench-{arm}-") as folder,
-        apiserver.control_plane(
-            Path(folder) / "plane", users=[steering.ACCOUNT], kubelets=False, qps=options.qps
-        ) as plane,
-    ):
-        api = connect(plane.kubeconfig)
-        try:
-            plane.start("kwok", kwok.command(program, plane.kubeconfig, plane.work))
-            make_nodes(api, site)
-            quota = len(site.names) * 8 // len(TEAMS)
-            plane.apply(queues(quota, topology=arm != "kueue"))
-            if arm == "myriad":
-                start_extension(plane, api)
-            yield plane, api
-        finally:
-            api.close()
-
-
-def make_nodes(api: Api, site: Site) -> None:
-    """All nodes, and wait until they are Ready."""
-
-    def make(pair: tuple[str, tuple[str, str, str]]) -> None:
-        name, path = pair
-        body = apiserver.fake_node(name, path)
-        body["metadata"]["annotations"] = dict(kwok.MANAGED)
-        api.create(NODES, body)
-
-    with ThreadPoolExecutor(_CREATORS) as pool:
-        list(pool.map(make, zip(site.names, site.paths, strict=True)))
-
-    def ready() -> bool:
-        nodes = api.list(NODES)[0]
-        return all(
-            any(c["type"] == "Ready" and c["status"] == "True" for c in n["status"].get("conditions") or [])
-            for n in nodes
-        )
-
-    wait_for(ready, 300, "all nodes are Ready", pause_s=2.0)
-
-
-def queues(quota: int, *, topology: bool) -> list[Json]:
-    """Queues of all teams; without topology Kueue counts only, and kube-scheduler places."""
-    found: dict[tuple[str, str], Json] = {}
-    for team in TEAMS:
-        for body in apiserver.queue_objects(gpus=quota, team=team, pool=POOL):
-            if not topology:
-                if body["kind"] == "Topology":
-                    continue
-                body["spec"] = {k: v for k, v in (body.get("spec") or {}).items() if k != "topologyName"}
-            if body["kind"] == "ClusterQueue":
-                enough = {"cpu": 1_000_000, "memory": "10000Ti"}
-                for resource in body["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:
-                    resource["nominalQuota"] = enough.get(resource["name"], resource["nominalQuota"])
-            found[body["kind"], f"{body['metadata'].get('namespace')}/{body['metadata']['name']}"] = body
-    return list(found.values())
-
-
-def start_extension(plane: Any, api: Api) -> None:
-    """One replica with the rights of its service account and the defaults of its settings; wait until it steers."""
-    system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-    plane.apply([system, apiserver.check_object(), *steering.rights()])
-    port = apiserver._free_port()
-    environment = {
-        "PYTHONPATH": str(ROOT / "src"),
-        "KUBECONFIG": str(plane.kubeconfig_for(steering.ACCOUNT)),
-        "POD_NAME": "bench",
-        "MYRIAD_SCHEDULER_PORT": str(port),
-        "MYRIAD_SCHEDULER_AUTH": "off",
-        "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / "decisions.jsonl"),
-    }
-    plane.start("extension", [sys.executable, "-m", "myriad.scheduler"], environment)
-
-    def attached() -> bool:
-        return all(
-            (q["spec"].get("admissionChecksStrategy") or {}).get("admissionChecks") for q in api.list(CLUSTER_QUEUES)[0]
-        )
-
-    wait_for(attached, 120, "the extension has attached its check")
+# The jobs
 
 
 def body_of(job: BenchJob, *, topology: bool) -> Json:
@@ -182,13 +83,12 @@ class Part:
 
     def at_once(self, jobs: Sequence[BenchJob]) -> None:
         """Submit as fast as the API takes them."""
-        with ThreadPoolExecutor(_CREATORS) as pool:
-            list(pool.map(self._create, jobs))
+        in_parallel(self._create, jobs)
 
     def in_time(self, jobs: Sequence[BenchJob]) -> float:
         """Submit each at its time; the most that one was late, in seconds."""
         begun, late = time.monotonic(), 0.0
-        with ThreadPoolExecutor(_CREATORS) as pool:
+        with ThreadPoolExecutor(CREATORS) as pool:
             for job in jobs:
                 wait_s = begun + job.submit_s - time.monotonic()
                 if wait_s > 0:
@@ -227,7 +127,12 @@ def play(options: argparse.Namespace, arm: str, seed: int, program: Path) -> Jso
         probe_rate=options.probe_rate,
     )
     begun = time.monotonic()
-    with world(options, arm, program, site) as (plane, api):
+    bodies = queues(TEAMS, options.nodes * 8 // len(TEAMS), topology=arm != "kueue")
+    if arm == "myriad":
+        bodies += extension_objects()
+    with cluster(site, program, qps=options.qps, bodies=bodies) as (plane, api):
+        if arm == "myriad":
+            start_extension(plane, api)
         say(f"seed {seed}, {arm}: up after {time.monotonic() - begun:.0f} s")
         every = (*jobs.burst, *jobs.churn, *jobs.pending, *jobs.probes)
         observed = Observed(api, {j.key: j.pods for j in every})
@@ -259,13 +164,6 @@ def play(options: argparse.Namespace, arm: str, seed: int, program: Path) -> Jso
             "memory_mb": memory_mb(plane),
             "seconds": round(time.monotonic() - begun), "load": round(os.getloadavg()[0], 1),
         }  # fmt: skip
-
-
-def quantiles(values: Iterable[float], shares: Sequence[float] = (0.5, 0.99)) -> Json:
-    """p50, p99 and how many, to the millisecond."""
-    known = list(values)
-    found = {f"p{round(share * 100)}": percentile(known, share) for share in shares}
-    return {**{k: None if v is None else round(v, 3) for k, v in found.items()}, "n": len(known)}
 
 
 def burst_figures(jobs: Draw, observed: Observed) -> Json:
@@ -398,37 +296,6 @@ def told_figures(arm: str, jobs: Sequence[BenchJob], observed: Observed, ledger:
         "right": round(right / len(jobs), 4) if jobs else None,
         "not_right": wrong[:2],
     }
-
-
-# Processes
-
-
-def processor_s(plane: Any) -> dict[str, float]:
-    """Processor time of every process so far, in seconds."""
-    tick = os.sysconf("SC_CLK_TCK")
-    found = {}
-    for name, process in plane.processes.items():
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        found[name] = (int(fields[11]) + int(fields[12])) / tick
-    return found
-
-
-def memory_mb(plane: Any) -> dict[str, int]:
-    """Resident memory of every process now."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return {
-        name: int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * page // 1_000_000
-        for name, process in plane.processes.items()
-    }
-
-
-def wait_for(check: Callable[[], bool], timeout_s: float, what: str, *, pause_s: float = 0.5) -> None:
-    """Wait until it is so. Raises MyriadError."""
-    end = time.monotonic() + timeout_s
-    while not check():
-        if time.monotonic() > end:
-            raise MyriadError(f"{what}: not within {timeout_s:.0f} s")
-        time.sleep(pause_s)
 
 
 # The comparison

@@ -1,0 +1,180 @@
+"""Clusters of simulated nodes for benchmarks: plain processes on loopback, kwok for nodes, the extension on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "api"))
+
+import apiserver  # noqa: E402
+import test_steering as steering  # noqa: E402
+
+from myriad.bench.scheduling import kwok  # noqa: E402
+from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
+from myriad.errors import MyriadError  # noqa: E402
+from myriad.kube.client import CLUSTER_QUEUES, NODES, Api, connect  # noqa: E402
+
+Json = dict[str, Any]
+
+POOL = "h100"
+CREATORS = 4
+"""Threads that create objects."""
+
+
+def say(text: str) -> None:
+    """Progress, apart from the figures."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def emit(**line: Any) -> None:
+    """One figure."""
+    print(json.dumps(line), flush=True)
+
+
+@contextmanager
+def cluster(site: Site, program: Path, *, qps: int, bodies: Sequence[Json]) -> Iterator[tuple[Any, Api]]:
+    """A control plane with its nodes, all Ready, and these objects.
+
+    Args:
+        site: the nodes.
+        program: kwok.
+        qps: requests a second of every client of the API.
+        bodies: queues and what else is to be there.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="myriad-bench-") as folder,
+        apiserver.control_plane(Path(folder) / "plane", users=[steering.ACCOUNT], kubelets=False, qps=qps) as plane,
+    ):
+        api = connect(plane.kubeconfig)
+        try:
+            plane.start("kwok", kwok.command(program, plane.kubeconfig, plane.work))
+            make_nodes(api, site)
+            plane.apply(bodies)
+            yield plane, api
+        finally:
+            api.close()
+
+
+def make_nodes(api: Api, site: Site) -> None:
+    """All nodes, and wait until they are Ready."""
+
+    def make(pair: tuple[str, tuple[str, str, str]]) -> None:
+        name, path = pair
+        body = apiserver.fake_node(name, path)
+        body["metadata"]["annotations"] = dict(kwok.MANAGED)
+        api.create(NODES, body)
+
+    in_parallel(make, list(zip(site.names, site.paths, strict=True)))
+    wait_for(lambda: not not_ready(api), 300 + len(site.names) / 5, "all nodes are Ready", pause_s=2.0)
+
+
+def not_ready(api: Api) -> list[str]:
+    """Names of the nodes that are not Ready."""
+    return [
+        n["metadata"]["name"]
+        for n in api.list(NODES)[0]
+        if not any(c["type"] == "Ready" and c["status"] == "True" for c in n["status"].get("conditions") or [])
+    ]
+
+
+def in_parallel(do: Callable[[Any], object], items: Sequence[Any]) -> None:
+    """For all items, by `CREATORS` threads; the first error is raised."""
+    with ThreadPoolExecutor(CREATORS) as pool:
+        list(pool.map(do, items))
+
+
+def queues(teams: Sequence[str], quota: int, *, topology: bool = True) -> list[Json]:
+    """Queues of all teams; without topology Kueue counts only, and kube-scheduler places.
+
+    Args:
+        teams: each has a namespace, a ClusterQueue and a LocalQueue of the pool.
+        quota: GPUs of each team.
+        topology: the flavor has one.
+    """
+    found: dict[tuple[str, str], Json] = {}
+    for team in teams:
+        for body in apiserver.queue_objects(gpus=quota, team=team, pool=POOL):
+            if not topology:
+                if body["kind"] == "Topology":
+                    continue
+                body["spec"] = {k: v for k, v in (body.get("spec") or {}).items() if k != "topologyName"}
+            if body["kind"] == "ClusterQueue":
+                enough = {"cpu": 1_000_000, "memory": "10000Ti"}
+                for resource in body["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:
+                    resource["nominalQuota"] = enough.get(resource["name"], resource["nominalQuota"])
+            found[body["kind"], f"{body['metadata'].get('namespace')}/{body['metadata']['name']}"] = body
+    return list(found.values())
+
+
+def extension_objects() -> list[Json]:
+    """What the extension needs to be there: its namespace, rights and check."""
+    system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
+    return [system, apiserver.check_object(), *steering.rights()]
+
+
+def start_extension(plane: Any, api: Api, *, timeout_s: float = 120.0) -> str:
+    """One replica with the rights of its service account and the defaults of its settings; wait until it has attached
+    its check to all queues. Returns the address of its page."""
+    port = apiserver._free_port()
+    environment = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "KUBECONFIG": str(plane.kubeconfig_for(steering.ACCOUNT)),
+        "POD_NAME": "bench",
+        "MYRIAD_SCHEDULER_PORT": str(port),
+        "MYRIAD_SCHEDULER_AUTH": "off",
+        "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / "decisions.jsonl"),
+    }
+    plane.start("extension", [sys.executable, "-m", "myriad.scheduler"], environment)
+
+    def attached() -> bool:
+        return all(
+            (q["spec"].get("admissionChecksStrategy") or {}).get("admissionChecks") for q in api.list(CLUSTER_QUEUES)[0]
+        )
+
+    wait_for(attached, timeout_s, "the extension has attached its check")
+    return f"http://127.0.0.1:{port}"
+
+
+def processor_s(plane: Any) -> dict[str, float]:
+    """Processor time of every process so far, in seconds."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found = {}
+    for name, process in plane.processes.items():
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        found[name] = (int(fields[11]) + int(fields[12])) / tick
+    return found
+
+
+def memory_mb(plane: Any) -> dict[str, int]:
+    """Resident memory of every process now."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return {
+        name: int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * page // 1_000_000
+        for name, process in plane.processes.items()
+    }
+
+
+def wait_for(check: Callable[[], bool], timeout_s: float, what: str, *, pause_s: float = 0.5) -> None:
+    """Wait until it is so. Raises MyriadError."""
+    end = time.monotonic() + timeout_s
+    while not check():
+        if time.monotonic() > end:
+            raise MyriadError(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(pause_s)
+
+
+def quantiles(values: Iterable[float], shares: Sequence[float] = (0.5, 0.99)) -> Json:
+    """p50, p99 and how many, to the millisecond."""
+    known = list(values)
+    found = {f"p{round(share * 100)}": percentile(known, share) for share in shares}
+    return {**{k: None if v is None else round(v, 3) for k, v in found.items()}, "n": len(known)}
