@@ -29,7 +29,9 @@ def test_nobody_but_this_host_can_use_it(host: Host) -> None:
 
 
 def test_every_control_plane_stands_behind_it(host: Host, variables: dict[str, Any]) -> None:
-    servers = dict(re.findall(r"^\s*server (\S+) \[?([^\s\]]+?)\]?:\d+$", host.file(CONFIG).content_string, re.MULTILINE))
+    servers = dict(
+        re.findall(r"^\s*server (\S+) \[?([^\s\]]+?)\]?:\d+$", host.file(CONFIG).content_string, re.MULTILINE)
+    )
     assert set(servers) == set(variables["groups"]["control_plane"])
 
 

@@ -1,0 +1,40 @@
+"""Tells what a restored cluster has lost; on the controller itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+
+OPTIONS = {
+    "kubeconfig": {"type": "path"},
+    "running": {"type": "dict", "required": True},
+    "meta": {"type": "dict", "required": True},
+    "revisions": {"type": "list", "elements": "int", "default": []},
+    "stopped_at": {"type": "float", "required": True},
+}
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars or {})
+        _validation, args = self.validate_argument_spec(argument_spec=OPTIONS)
+        failure = errors_of_myriad()
+        try:
+            from myriad.kube.backups import compare, read_running, sentences
+            from myriad.kube.client import PODS, connect
+
+            running = {node: read_running(str(text)) for node, text in args["running"].items()}
+            lost = compare(running, connect(args["kubeconfig"]).list(PODS)[0])
+        except failure as error:
+            raise AnsibleActionFail(str(error)) from error
+        lines = sentences(lost, args["meta"], revisions=args["revisions"], at=args["stopped_at"])
+        result.update(changed=False, lost=asdict(lost), msg="\n".join(lines))
+        return result

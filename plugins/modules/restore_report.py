@@ -1,0 +1,54 @@
+#!/usr/bin/python
+"""Documents restore_report, which runs on the controller as an action plugin."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: restore_report
+short_description: What a restored cluster has lost
+description:
+  - Compares the pods that ran on the nodes when the control plane was stopped with those that the restored cluster knows, and tells people.
+  - Nothing is written. Runs on the controller, whatever host the task names.
+options:
+  kubeconfig:
+    description: The kubeconfig on the controller. The environment's C(KUBECONFIG) when not given.
+    type: path
+  running:
+    description: By node what C(crictl pods) printed, as words of uid and NAMESPACE/NAME by turns.
+    type: dict
+    required: true
+  meta:
+    description: What the archive says of itself.
+    type: dict
+    required: true
+  revisions:
+    description: Revision of each member's data when it was stopped.
+    type: list
+    elements: int
+    default: []
+  stopped_at:
+    description: Seconds since the epoch at which the control plane was stopped.
+    type: float
+    required: true
+author: The developers of Myriad
+"""
+
+EXAMPLES = r"""
+- name: What was lost
+  myriad.gpu.restore_report:
+    kubeconfig: "{{ site_kubeconfig }}"
+    running: {gpu1: "4f0c vision/bert-0"}
+    meta: {source: snapshot, taken_at: 1790000000, revision: 4711}
+    stopped_at: 1790000300
+"""
+
+RETURN = r"""
+lost:
+  description: C(unknown) pods that ran and are not known now, pods that are started C(again), and how many run on (C(same)).
+  returned: always
+  type: dict
+msg:
+  description: The same for people, a sentence a line.
+  returned: always
+  type: str
+"""
