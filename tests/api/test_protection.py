@@ -22,6 +22,7 @@ Json = dict[str, Any]
 
 pytestmark = [apiserver.AT_HAND]
 
+SETTINGS = {"MYRIAD_SCHEDULER_BRAKE_SETTLE_S": "1"}
 LIMIT = "kueue.x-k8s.io/max-exec-time-seconds"
 
 
@@ -59,7 +60,7 @@ def views(api: Api) -> dict[str, WorkloadView]:
 
 def test_c20_a_starving_gang_gets_a_domain_that_others_leave_alone(plane: ControlPlane) -> None:
     api = connect(plane.kubeconfig)
-    Replica(plane, "ext-one")
+    Replica(plane, "ext-one", SETTINGS)
     until(lambda: attached(api), what="the check is attached")
     # One block is held by jobs that end soon by their limit, the other by jobs without one; one node is free.
     pin = {f"soon{i}": {"kubernetes.io/hostname": f"n0{i}"} for i in range(4)}
@@ -91,7 +92,7 @@ def test_c20_a_starving_gang_gets_a_domain_that_others_leave_alone(plane: Contro
     os.kill(plane.processes["ext-one"].pid, signal.SIGKILL)
     plane.processes.pop("ext-one").wait()
     plane.kubectl("-n", "myriad-system", "delete", "lease", "myriad-scheduler")
-    replica = Replica(plane, "ext-two")
+    replica = Replica(plane, "ext-two", SETTINGS)
     until(replica.leads, what="the second leads")
 
     view = until(lambda: (v := views(api)["gang"]).admitted and v, timeout_s=60, what="the gang starts")

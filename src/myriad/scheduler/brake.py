@@ -4,7 +4,7 @@ The node agents' brake (`myriad.agent.brake`) caps how many gates close. This on
 evicts a job, asks one to leave, or taints a domain, before it does so:
 
 - many nodes NotReady at once is rarely many dead nodes: a partition, the API server, a switch. Then nothing is evicted
-  and nothing tainted until they are back or somebody says so (kubernetes#24597);
+  and nothing tainted until they are back or somebody has looked and cordoned them (kubernetes#24597);
 - after the API server was away its picture of the nodes is old: nothing for a while (kubernetes#24200);
 - after a change of leader the same, for this replica may have seen only the outage (kubernetes#32510);
 - what is allowed is capped per rack, block and team within ten minutes, at least one and at most the share of it
@@ -22,7 +22,6 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 WINDOW = timedelta(minutes=10)
-SETTLE_S = 120.0
 LEADER_SETTLE_S = 60.0
 Kind = Literal["evict", "taint"]
 
@@ -36,7 +35,10 @@ _LEAST: Mapping[str, int] = {"rack": 1, "block": 2, "team": 2, "cluster": 4}
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node as the brake sees it: where it stands, and since when it is not ready (None: it is)."""
+    """A node as the brake sees it: where it stands, and since when it is not ready.
+
+    None: it is ready, or cordoned: then a person or a program knows of it.
+    """
 
     name: str
     location: tuple[str, ...] = ()
@@ -79,14 +81,12 @@ class State:
         leader_since: since when this replica leads; None: it does not.
         api_back_at: when the API server last answered again after an outage; None: it was never away.
         api_away: it does not answer now.
-        released_at: when a person last said that the NotReady nodes are really lost.
     """
 
     deeds: tuple[Deed, ...] = ()
     leader_since: datetime | None = None
     api_back_at: datetime | None = None
     api_away: bool = False
-    released_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class Trouble:
         some = ", ".join(self.not_ready[:3]) + (" and others" if len(self.not_ready) > 3 else "")
         return (
             f"{len(self.not_ready)} of {self.nodes} nodes of {self.scope} are not ready since about "
-            f"{self.since:%H:%M:%S} UTC ({some}): suspect the control plane or the network before the nodes. No "
-            "domain is protected meanwhile; it goes on when they are back"
+            f"{self.since:%H:%M:%S} UTC ({some}): suspect the control plane or the network before the nodes. "
+            "Nothing is evicted and no domain protected until they are back, or cordoned by whoever has looked"
         )
 
 
@@ -143,12 +143,7 @@ def follows(state: State) -> State:
     return replace(state, leader_since=None)
 
 
-def release(state: State, now: datetime) -> State:
-    """A person has looked: the nodes that are not ready now count as lost, and the caps begin anew."""
-    return replace(state, released_at=now, deeds=())
-
-
-def trouble(nodes: Iterable[NodeState], state: State, now: datetime) -> Trouble | None:
+def trouble(nodes: Iterable[NodeState]) -> Trouble | None:
     """Nodes of the cluster or of one broadest domain that fell silent within minutes of each other; None for none.
 
     A domain of its own counts because a partition cuts off a room or a block and leaves the rest (kubernetes#104617).
@@ -160,11 +155,7 @@ def trouble(nodes: Iterable[NodeState], state: State, now: datetime) -> Trouble 
             scopes.setdefault("/".join(node.location[:depth]), []).append(node)
     found: list[Trouble] = []
     for scope, members in scopes.items():
-        silent = [
-            n
-            for n in members
-            if n.not_ready_since is not None and (state.released_at is None or n.not_ready_since > state.released_at)
-        ]
+        silent = [n for n in members if n.not_ready_since is not None]
         many = max(NOT_READY_LEAST, math.ceil(len(members) * NOT_READY_SHARE))
         together = _largest_burst([n.not_ready_since for n in silent if n.not_ready_since is not None])
         # A small cluster never has ten dead nodes: more than half of it is as telling.
@@ -196,18 +187,20 @@ class Brake:
     Args:
         nodes: all GPU nodes.
         team_nodes: how many nodes each team holds now.
+        settle_s: nothing is done so long after a change of leader, and twice as long after an outage.
     """
 
     nodes: Mapping[str, NodeState]
     team_nodes: Mapping[str, int] = field(default_factory=dict)
+    settle_s: float = LEADER_SETTLE_S
 
     def ask(self, state: State, ask: Ask, now: datetime) -> tuple[Verdict, State]:
         """May it be done? With the state afterwards, where it counts."""
         state = replace(state, deeds=tuple(d for d in state.deeds if now - d.at < WINDOW))
-        settling = _settling(state, now)
+        settling = _settling(state, now, self.settle_s)
         if settling is not None:
             return settling, state
-        found = trouble(self.nodes.values(), state, now)
+        found = trouble(self.nodes.values())
         if found is not None:
             return Verdict(False, found.sentence()), state
         # Who asks again about what was allowed goes on with it.
@@ -263,14 +256,14 @@ class Brake:
         )
 
 
-def _settling(state: State, now: datetime) -> Verdict | None:
+def _settling(state: State, now: datetime, leader_settle_s: float) -> Verdict | None:
     if state.api_away:
         return Verdict(False, "the API server does not answer: what is known of the nodes is old")
     if state.leader_since is None:
         return Verdict(False, "another replica leads")
     for since, settle_s, what in (
-        (state.api_back_at, SETTLE_S, "the API server was away"),
-        (state.leader_since, LEADER_SETTLE_S, "this replica has just become the leader"),
+        (state.api_back_at, 2 * leader_settle_s, "the API server was away"),
+        (state.leader_since, leader_settle_s, "this replica has just become the leader"),
     ):
         left = settle_s - (now - since).total_seconds() if since else 0.0
         if left > 0:

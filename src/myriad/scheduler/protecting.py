@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.kube.client import CLUSTER_QUEUES, NODES, WORKLOADS, Api, ApiError
+from myriad.scheduler.brake import Ask, Verdict
+from myriad.scheduler.braking import Braking
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.model import PlacementPolicy, parse_quantity
 from myriad.scheduler.objects import WorkloadView
@@ -38,6 +40,7 @@ class Protecting:
 
     Args:
         parts: the extension's.
+        braking: asked before a node is tainted; one of its own where it is not shared.
         wall: seconds since the epoch.
         clock: monotonic seconds.
     """
@@ -49,9 +52,11 @@ class Protecting:
         self,
         parts: Surroundings,
         *,
+        braking: Braking | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._braking = braking or Braking(parts.cache, settle_s=parts.settings.brake_settle_s)
         self._api: Api = parts.api
         self._cache = parts.cache
         self._events = parts.events
@@ -61,6 +66,7 @@ class Protecting:
 
     def step(self) -> None:
         """Look at most every two seconds: changes come much faster, and no gang starves in less."""
+        self._braking.follow()
         if self._clock() - self._last < _LEAST_S:
             return
         self._last = self._clock()
@@ -105,6 +111,11 @@ class Protecting:
             self._tell(protection.workload, f"the {len(protection.nodes)} nodes that were kept are free again: {why}")
         for protection in decision.protect:
             before = stands.get(protection.uid)
+            fresh = set(protection.nodes) - set(before.nodes if before else ())
+            verdict = self._may_taint(protection, fresh)
+            if not verdict.allowed:
+                self._tell(protection.workload, f"it has waited long, but no domain is kept for it: {verdict.reason}")
+                continue
             for name in set(before.nodes if before else ()) - set(protection.nodes):
                 self._write(nodes[name], None)
             for name in protection.nodes:
@@ -115,6 +126,16 @@ class Protecting:
             view = self._cache.view_of_uid(refused.uid)
             if view is not None:
                 self._tell(view.key, f"it has waited long, but no domain is kept for it: {refused.sentence}")
+
+    def _may_taint(self, protection: Protection, nodes: set[str]) -> Verdict:
+        """The brake's word on the nodes that are not tainted yet; what stands is kept whatever it says."""
+        if not nodes:
+            return Verdict(True)
+        ask = Ask("taint", f"the domain for {protection.job}", tuple(sorted(nodes)), by="protection")
+        verdict = self._braking.ask(ask)
+        if not verdict.allowed:
+            log.info("%s: %s", protection.job, verdict.reason)
+        return verdict
 
     def _write(self, node: Json, protection: Protection | None) -> None:
         changes = operations(node, protection)

@@ -59,6 +59,18 @@ def test_b8_unhealthy_nodes_that_are_not_replaced(world: Any, make: Any) -> None
     assert "n0 marked unhealthy" in kinds(world)["unhealthy_nodes"].sentence
 
 
+def test_f1_nodes_that_fell_silent_together_point_at_the_control_plane(world: Any, make: Any) -> None:
+    for i in range(5):
+        body = make.node(f"n{i}", ("hall1", "b1", f"r{i // 4}"))
+        body["status"]["conditions"] = [
+            {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T01:00:00Z"}
+        ]
+        world.put(NODES, body)
+    found = kinds(world)["silent_together"]
+    assert "5 of 8 nodes of the cluster" in found.sentence and "suspect the control plane" in found.sentence
+    assert "kubectl cordon" in found.next
+
+
 @pytest.mark.parametrize("stuck", [False, True])
 def test_e11_f6_gpus_held_by_a_node_that_is_not_ready(world: Any, make: Any, stuck: bool) -> None:
     body = make.node("n0", ("hall1", "b1", "r0"))

@@ -40,8 +40,6 @@ def test_f1_many_nodes_not_ready_together_is_the_control_plane() -> None:
     verdict, _ = site.ask(CALM, ask("b3r0n0"), NOW)
     assert not verdict.allowed and "100 of 250 nodes of the cluster" in verdict.reason
     assert "suspect the control plane" in verdict.reason
-    # A person who has looked may say that they are lost.
-    assert site.ask(brake.release(CALM, NOW), ask("b3r0n0"), NOW)[0].allowed
 
 
 def test_one_dead_node_or_a_few_over_days_stop_nobody() -> None:
@@ -51,7 +49,7 @@ def test_one_dead_node_or_a_few_over_days_stop_nobody() -> None:
 
 
 def test_f4_a_partition_of_one_domain_is_seen_though_the_cluster_is_large() -> None:
-    found = trouble(cluster({"b2r": 30}, blocks=50).nodes.values(), CALM, NOW)
+    found = trouble(cluster({"b2r": 30}, blocks=50).nodes.values())
     assert found is not None and found.scope == "hall1/b2" and len(found.not_ready) == 50
 
 

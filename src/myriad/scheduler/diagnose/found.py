@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.kube.client import CLUSTER_QUEUES, NODES, PODS, WORKLOADS
+from myriad.scheduler.brake import trouble
+from myriad.scheduler.braking import node_states
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.causes import annotations_of, labels_of
 from myriad.scheduler.causes_volcano import GROUP_ANNOTATION
@@ -33,8 +35,8 @@ class Finding:
     """One thing that is wrong.
 
     Attributes:
-        kind: stranded_gang, phantom_reservation, orphan_podgroup, unhealthy_nodes, dead_holder, two_schedulers,
-            visibility_down, poison_pill, silence, wait_cycle, idle_holder, rejections.
+        kind: stranded_gang, phantom_reservation, orphan_podgroup, unhealthy_nodes, silent_together, dead_holder,
+            two_schedulers, visibility_down, poison_pill, silence, wait_cycle, idle_holder, rejections.
         about: `namespace/name` of a job, or a node, pool or queue.
         sentence: what is wrong, with figures.
         next: what to do.
@@ -82,6 +84,7 @@ def report(cache: Cache, outside: Outside | None = None, *, now: datetime | None
         *_wait_cycles(cache, partial),
         *_phantoms(cache, views, grace_s, now),
         *_unhealthy(cache, views, now),
+        *_silent_together(cache),
         *_dead_holders(cache, now),
         *_two_schedulers(cache),
         *_rejections(cache),
@@ -229,6 +232,16 @@ def _phantoms(cache: Cache, views: Sequence[WorkloadView], grace_s: float, now: 
             )
         )
     return found
+
+
+def _silent_together(cache: Cache) -> list[Finding]:
+    """Nodes that fell silent together (kubernetes#24597): while that stands the brake lets nothing through."""
+    found = trouble(node_states(cache.listing(NODES), cache.levels).values())
+    if found is None:
+        return []
+    words = "look at the API server and the network first; `kubectl cordon` those that are really lost"
+    numbers = {"not_ready": len(found.not_ready), "nodes": found.nodes}
+    return [Finding("silent_together", found.scope, found.sentence(), words, numbers=numbers)]
 
 
 def _unhealthy(cache: Cache, views: Sequence[WorkloadView], now: datetime) -> list[Finding]:
