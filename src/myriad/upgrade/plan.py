@@ -100,6 +100,7 @@ class Plan:
         control_plane: hosts, one at a time, in this order.
         waves: other hosts, wave by wave.
         changes: what changes, by host.
+        empties: nodes that are emptied for it; on the others only tools change.
         cluster: what changes in the cluster.
         refusals: why nothing may begin (skew, versions that do not go together).
         left: hosts that stay as they are, with the reason.
@@ -110,6 +111,7 @@ class Plan:
     control_plane: tuple[str, ...]
     waves: tuple[tuple[str, ...], ...]
     changes: Mapping[str, tuple[Change, ...]]
+    empties: frozenset[str] = frozenset()
     cluster: tuple[Change, ...] = ()
     refusals: tuple[str, ...] = ()
     left: Mapping[str, str] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class Plan:
             "sizes": [len(wave) for wave in self.waves],
             "changes": {name: [asdict(change) for change in changes] for name, changes in self.changes.items()},
             "reasons": {name: self._words(name) for name in (*self.control_plane, *self.order)},
+            "empties": sorted(self.empties & {*self.control_plane, *self.order}),
             "cluster": [asdict(change) for change in self.cluster],
             "refusals": list(self.refusals),
             "left": dict(self.left),
@@ -313,6 +316,7 @@ def plan(
         control_plane=tuple(host.name for host in first),
         waves=waves,
         changes=changes,
+        empties=frozenset(empties),
         cluster=tuple(cluster),
         refusals=tuple(refusals),
         left=left,
