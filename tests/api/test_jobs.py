@@ -324,7 +324,8 @@ def test_the_corrected_manifests_are_accepted(plane: ControlPlane) -> None:
                 bodies.setdefault(json.dumps(body, sort_keys=True), body)
     text = "---\n".join(yaml.safe_dump(body) for body in bodies.values())
     out = plane.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
-    assert out.count("created (server dry run)") == len(bodies) > 30
+    assert out.count("created (server dry run)") == len(bodies)
+    assert {body["kind"] for body in bodies.values()} == served, "kinds without a corrected manifest prove nothing"
 
 
 def established(plane: ControlPlane) -> bool:
