@@ -20,7 +20,9 @@ import apiserver
 import httpx
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, queue_objects
-from test_steering import ACCOUNT, ROOT, Replica, admitted, attached, delete_job, look, rendered, rights, submit, until
+from test_steering import (
+    ACCOUNT, PATIENCE, ROOT, Replica, admitted, attached, delete_job, lease, look, rendered, rights, submit, until,
+)  # fmt: skip
 
 from myriad.kube.client import ADMISSION_CHECKS, JOBS, LEASES, PODS, WORKLOADS, Api, connect
 from myriad.scheduler import deadman
@@ -28,12 +30,8 @@ from myriad.scheduler import deadman
 Json = dict[str, Any]
 
 DEAD_MAN = "system:serviceaccount:myriad-system:myriad-dead-man"
-LEASE_S = {
-    "MYRIAD_SCHEDULER_LEASE_DURATION_S": "6",
-    "MYRIAD_SCHEDULER_RENEW_DEADLINE_S": "4",
-    "MYRIAD_SCHEDULER_RETRY_PERIOD_S": "1",
-}
-PATIENCE_S = 8
+LEASE_S = lease(6, 4, 1)
+PATIENCE_S = 8 * PATIENCE
 
 pytestmark = [apiserver.AT_HAND]
 
@@ -104,7 +102,7 @@ def look_once(plane: ControlPlane) -> subprocess.Popen[str]:
 def dead_man(plane: ControlPlane) -> str:
     """A run that must end well; what it said."""
     process = look_once(plane)
-    said, complaints = process.communicate(timeout=90)
+    said, complaints = process.communicate(timeout=90 * PATIENCE)
     assert process.returncode == 0, said + complaints
     return said
 
@@ -234,7 +232,7 @@ def test_an_api_server_that_stands_still_is_no_dead_extension(plane: ControlPlan
         assert run.poll() is None, "nothing can be judged"
     finally:
         process.send_signal(signal.SIGCONT)
-    said, complaints = run.communicate(timeout=60)
+    said, complaints = run.communicate(timeout=60 * PATIENCE)
     assert run.returncode == 0 and "lives" in said, said + complaints
     assert attached(api) and not mark(api)
     until(replica.leads, what="the replica leads again")

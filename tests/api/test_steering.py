@@ -31,6 +31,8 @@ Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = "system:serviceaccount:myriad-system:myriad-scheduler"
 RACK = "myriad.dev/rack"
+PATIENCE = float(os.environ.get("MYRIAD_TEST_PATIENCE", "1"))
+"""How many times longer than usual everything may take: for a machine that is busy with something else."""
 
 pytestmark = [
     apiserver.AT_HAND,
@@ -39,6 +41,7 @@ pytestmark = [
 
 def until(check: Callable[[], Any], *, timeout_s: float = 30.0, what: str = "") -> Any:
     """Poll until the check gives something true, and give that back; its last failure is the error."""
+    timeout_s *= PATIENCE
     end = time.monotonic() + timeout_s
     failure: Exception | None = None
     while time.monotonic() < end:
@@ -72,6 +75,12 @@ def rights() -> list[Json]:
     return [o for o in rendered() if "Role" in o["kind"] or o["kind"] == "ServiceAccount"]
 
 
+def lease(duration_s: float, deadline_s: float, retry_s: float) -> dict[str, str]:
+    """Settings of the leader election."""
+    values = {"LEASE_DURATION_S": duration_s, "RENEW_DEADLINE_S": deadline_s, "RETRY_PERIOD_S": retry_s}
+    return {f"MYRIAD_SCHEDULER_{name}": str(value * PATIENCE) for name, value in values.items()}
+
+
 class Replica:
     """One process of the extension, with the rights of its service account; `settings` are variables of its own."""
 
@@ -89,9 +98,7 @@ class Replica:
             "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / f"{name}.jsonl"),
             "MYRIAD_SCHEDULER_NUDGE_INTERVAL_S": "3",
             # Long enough for a busy machine: a leader that loses the Lease stops, and its tests wait in vain.
-            "MYRIAD_SCHEDULER_LEASE_DURATION_S": "15",
-            "MYRIAD_SCHEDULER_RENEW_DEADLINE_S": "12",
-            "MYRIAD_SCHEDULER_RETRY_PERIOD_S": "1",
+            **lease(15, 12, 1),
             **(settings or {}),
         }
         plane.start(name, [sys.executable, "-m", "myriad.scheduler"], environment)
