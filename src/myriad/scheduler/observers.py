@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from myriad.errors import MyriadError
@@ -110,10 +111,13 @@ def observers_of(parts: Surroundings) -> list[Observer]:
     """Every observer of the extension: one line each."""
     # Imported here: each observer is made from `Surroundings`.
     from myriad.scheduler.diagnose.observer import Diagnosing
+    from myriad.scheduler.diagnose.prometheus import usage_from
     from myriad.scheduler.protecting import Protecting
     from myriad.scheduler.telling import telling
 
     found: list[Observer] = [Protecting(parts)]
     found.append(telling(parts.api, parts.cache, parts.events, parts.metrics.registry, parts.settings))
-    found.append(Diagnosing(parts.api, parts.cache, parts.metrics.registry))
+    address = parts.settings.prometheus
+    usage = partial(usage_from, address) if address else None
+    found.append(Diagnosing(parts.api, parts.cache, parts.metrics.registry, usage=usage))
     return found

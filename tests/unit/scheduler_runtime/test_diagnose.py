@@ -171,6 +171,36 @@ def test_an_event_is_written_once_and_gauges_follow(world: Any, make: Any) -> No
     assert registry.get_sample_value("myriad_scheduler_findings", {"kind": "stranded_gang"}) is None
 
 
+def test_the_leader_finds_idle_holders_itself_and_asks_prometheus_now_and_then(world: Any, make: Any) -> None:
+    world.put(WORKLOADS, make.workload("sleepy", pods=1, assigned={"n0": 1}, admitted=True))
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "sleepy", "uid": "job-sleepy", "controller": True}
+    world.put(PODS, make.pod("sleepy-0", of="sleepy", node_name="n0", ownerReferences=[owner]))
+    asked: list[int] = []
+
+    def measured(window_s: int) -> Usage:
+        asked.append(window_s)
+        if len(asked) == 2:
+            raise MyriadError("Prometheus does not answer", where="http://prom", hint="")
+        return Usage(float(window_s), {"n0": 1.0}, "node agent")
+
+    registry, now = CollectorRegistry(), [0.0]
+    observer = Diagnosing(world.api, world.cache, registry, usage=measured, clock=lambda: now[0])
+
+    def idle() -> float | None:
+        return registry.get_sample_value("myriad_scheduler_findings", {"kind": "idle_holder"})
+
+    observer.step()
+    assert idle() == 1.0 and asked == [1800], "over as long as the policy calls it idle"
+    told = [e for e in world.api.events if e[1] == "MyriadIdleHolder"]
+    assert told and told[0][0] == "Job/sleepy" and "uses 1 % at most for 30 min" in told[0][2]
+    now[0] = 31.0
+    observer.step()
+    assert asked == [1800] and idle() == 1.0
+    now[0] = 400.0
+    observer.step()
+    assert len(asked) == 2 and idle() is None, "what nobody measures is not claimed"
+
+
 # Advice
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -14,6 +15,7 @@ from myriad.kube.client import Api, Resource
 from myriad.kube.listing import listed
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.diagnose.found import Finding, Outside, report
+from myriad.scheduler.diagnose.use import Usage
 from myriad.scheduler.evidence import POD_GROUPS
 
 log = logging.getLogger("myriad.diagnose")
@@ -24,6 +26,8 @@ API_SERVICES = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIServi
 VISIBILITY = "visibility.kueue.x-k8s.io"
 _SWEEP_S = 30.0
 _AGAIN_S = 3600.0
+_USAGE_S = 300.0
+"""A query over all GPUs and half an hour is dear, and idleness is slow."""
 
 
 def read_outside(api: Api) -> Outside:
@@ -41,6 +45,7 @@ class Diagnosing:
         api: reads what the cache does not follow, and writes Events.
         cache: the cluster.
         registry: where the gauge stands.
+        usage: how busy GPUs were over so many seconds, from whoever measures it; None: nobody does.
         clock: monotonic seconds.
     """
 
@@ -48,10 +53,19 @@ class Diagnosing:
     interval_s = _SWEEP_S
 
     def __init__(
-        self, api: Api, cache: Cache, registry: CollectorRegistry, *, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        cache: Cache,
+        registry: CollectorRegistry,
+        *,
+        usage: Callable[[int], Usage] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._cache = cache
+        self._measured = usage
+        self._usage: Usage | None = None
+        self._usage_at = float("-inf")
         self._clock = clock
         self._last = float("-inf")
         self._told: dict[tuple[str, str], float] = {}
@@ -66,7 +80,7 @@ class Diagnosing:
         if now - self._last < _SWEEP_S:
             return
         self._last = now
-        found = report(self._cache, read_outside(self._api))
+        found = report(self._cache, replace(read_outside(self._api), usage=self._busy(now)))
         self._gauge.clear()
         self._gpus.clear()
         for kind in {f.kind for f in found}:
@@ -80,6 +94,19 @@ class Diagnosing:
             if now - self._told.get(key, float("-inf")) >= _AGAIN_S:
                 self._told[key] = now
                 self._tell(finding)
+
+    def _busy(self, now: float) -> Usage | None:
+        """How busy GPUs were while they have to be idle to count as that; asked for every few minutes."""
+        if self._measured is None or now - self._usage_at < _USAGE_S:
+            return self._usage
+        self._usage_at = now
+        try:
+            self._usage = self._measured(self._cache.policy().idle.after_s)
+        except MyriadError as error:
+            # What was measured last says nothing of now.
+            self._usage = None
+            log.warning("idle GPUs are not looked for: %s", error)
+        return self._usage
 
     def _tell(self, finding: Finding) -> None:
         log.info("%s: %s: %s", finding.kind, finding.about, finding.sentence)
