@@ -57,6 +57,13 @@ def fleet_node_labels(
         raise AnsibleFilterError(f"the labels of the node cannot be derived: {error}") from error
 
 
+def network_peers(sources: Any, mode: str) -> list[str]:
+    """Addresses of all nodes, sorted, where each node has a route to each other one; none in other networks."""
+    if mode != "routed":
+        return []
+    return sorted(str(host["address"]) for host in fleet_of(sources)["hosts"].values())
+
+
 def pod_cidr(address: str, node_network: str, pod_network: str, prefix: int = 24) -> str:
     """Pod CIDR of a node from its address."""
     try:
@@ -76,6 +83,7 @@ class FilterModule:
             "fleet_objects": fleet_objects,
             "fleet_from_inventory": fleet_from_inventory,
             "fleet_problems": fleet_problems,
+            "network_peers": network_peers,
             "node_labels": fleet_node_labels,
             "pod_cidr": pod_cidr,
         }

@@ -161,6 +161,18 @@ options:
   inputs:
     description: With C(state=check), further inputs of the host to be compared, of any shape (for example the addresses of its peers).
     type: raw
+  parts:
+    description:
+      - With C(state=check), further inputs that one role alone follows from, by the role's name (for example the addresses of the node's peers).
+      - Where nothing else differs, that role alone has to run.
+    type: dict
+    default: {}
+  groups:
+    description:
+      - With C(state=check), the inventory groups that a host goes to which has not converged. C(differs) with its C(parents), or, where only parts differ,
+        C(part) followed by C(_) and each part. One that has converged goes to none.
+    type: dict
+    default: {}
   ignore_vars:
     description: With C(state=check), variables that are no inputs of the result.
     type: list
@@ -173,6 +185,10 @@ options:
     description: Digest of the host's inputs. Filled by the action plugin.
     type: str
     default: ""
+  parts_hash:
+    description: Digests of the parts. Filled by the action plugin.
+    type: dict
+    default: {}
   complete:
     description: Whether the run takes all tasks (no tags, no start in the middle). Filled by the action plugin.
     type: bool
@@ -203,9 +219,12 @@ EXAMPLES = r"""
     full: "{{ site_full | default(false) }}"
   register: __site_node
 
-- name: Converged hosts leave the play
-  ansible.builtin.meta: end_host
-  when: __site_node.converged
+- name: Hosts that differ, told apart in the same task
+  myriad.gpu.node_state:
+    state: check
+    parts: {pod_network: "{{ peers }}"}
+    groups: {differs: site_plain, parents: [site_work], part: site_part}
+  changed_when: false
 """
 
 RETURN = r"""
@@ -313,7 +332,10 @@ ARGUMENTS = dict(
     inputs={"type": "raw"},
     ignore_vars={"type": "list", "elements": "str", "default": ["site_full"]},
     bundle={"type": "path"},
+    parts={"type": "dict", "default": {}},
+    groups={"type": "dict", "default": {}},
     inputs_hash={"type": "str", "default": ""},
+    parts_hash={"type": "dict", "default": {}},
     complete={"type": "bool", "default": False},
 )
 
@@ -327,7 +349,7 @@ def check(params):
     records = load_all(below(params["root"], params["state_dir"]))
     site = load(site_file(params))
     drift = Comparison(records, params["root"], params["full"]).run()
-    if params["by_hand"]:
+    if params.get("by_hand"):
         drift += by_hand.look(records, drift, params["root"])
     if not site:
         drift.append(
@@ -349,9 +371,15 @@ def check(params):
                 "found": params["inputs_hash"],
             }
         )
+    parts = params.get("parts_hash") or {}
+    known = (site or {}).get("parts") or {}
+    for name, digest in sorted(parts.items()):
+        if site and known.get(name, "") != digest:
+            drift.append({"role": name, "kind": "part", "item": name, "expected": known.get(name, ""), "found": digest})
     facts = host.facts(params["root"])
     facts["myriad_node"] = {
         "inputs_hash": params["inputs_hash"],
+        "parts_hash": parts,
         "converged": not drift,
         "roles": sorted(records),
         "last_run": site.get("time"),
@@ -380,9 +408,13 @@ def converged(params, check_mode):
             record = Record(directory, role, params["run_id"])
             record.prune()
             record.save()
-        text = json.dumps(
-            {"inputs_hash": params["inputs_hash"], "time": int(time.time()), "run": params["run_id"]}, sort_keys=True
-        )
+        content = {
+            "inputs_hash": params["inputs_hash"],
+            "parts": params.get("parts_hash") or {},
+            "time": int(time.time()),
+            "run": params["run_id"],
+        }
+        text = json.dumps(content, sort_keys=True)
         write_atomic(site_file(params), text.encode() + b"\n", 0o644)
     return {"changed": False, "recorded": True, "notes": []}
 
@@ -393,7 +425,7 @@ def main():
     slim = {
         key: value
         for key, value in params.items()
-        if value not in (None, [], {}, "") and key not in ("predicted", "inputs", "run_id")
+        if value not in (None, [], {}, "") and key not in ("predicted", "inputs", "parts", "groups", "run_id")
     }
     work = None
     try:

@@ -72,6 +72,15 @@ def host_digest(task_vars: Mapping[str, Any], ignored: set[str]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:
+    """One digest for each input that a single role follows from; a part without content has none."""
+    return {
+        str(name): hashlib.sha256(json.dumps(canonical(value), sort_keys=True).encode()).hexdigest()
+        for name, value in parts.items()
+        if value
+    }
+
+
 def run_digest(task_vars: Mapping[str, Any], args: Mapping[str, Any]) -> str:
     """Over everything that an outcome follows from, as the options of a task that compares it name it."""
     cache = Path(C.DEFAULT_LOCAL_TMP)

@@ -17,7 +17,7 @@ from myriad.lab.simulated.host import SimulatedHost
 Json = dict[str, Any]
 
 #: Arguments that differ between two runs which ask for the same.
-PASSING = {"run_id", "predicted", "inputs_hash", "complete", "transferred"}
+PASSING = {"run_id", "predicted", "inputs_hash", "parts_hash", "complete", "transferred"}
 ADMIN_CONF = "/etc/kubernetes/admin.conf"
 
 
@@ -95,7 +95,7 @@ def _node_state(own: Json, host: SimulatedHost, check_mode: bool) -> Json:
     if state == "converged":
         recorded = bool(own.get("complete") and own.get("inputs_hash"))
         if recorded and not check_mode:
-            host.inputs_hash = str(own["inputs_hash"])
+            host.inputs_hash, host.parts = str(own["inputs_hash"]), dict(own.get("parts_hash") or {})
         return {"changed": False, "recorded": recorded, "notes": []}
     if state == "absent":
         removed = [f"what {role} recorded" for role in host.roles]
@@ -118,18 +118,22 @@ def _node_state(own: Json, host: SimulatedHost, check_mode: bool) -> Json:
 
 
 def _look(own: Json, host: SimulatedHost) -> Json:
-    asked = str(own.get("inputs_hash") or "")
+    asked, parts = str(own.get("inputs_hash") or ""), dict(own.get("parts_hash") or {})
     if host.adopts:
-        host.adopts, host.inputs_hash = False, asked
+        host.adopts, host.inputs_hash, host.parts = False, asked, parts
         host.roles = host.roles or ["node_base"]
     drift = []
     if not host.inputs_hash:
         drift = [_differs("site", "run", "a complete run", "none yet, or one that was broken off")]
     elif asked and host.inputs_hash != asked:
         drift = [_differs("inputs", "inputs", host.inputs_hash, asked)]
+    if host.inputs_hash:
+        others = [name for name in sorted(parts) if host.parts.get(name) != parts[name]]
+        drift += [_differs("part", name, host.parts.get(name, ""), parts[name]) for name in others]
     facts = _facts(host)
     facts["myriad_node"] = {
         "inputs_hash": asked,
+        "parts_hash": parts,
         "converged": not drift,
         "roles": sorted(host.roles),
         "last_run": 0 if host.inputs_hash else None,

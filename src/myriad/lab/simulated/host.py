@@ -25,6 +25,7 @@ class SimulatedHost:
         dead: whether it answers nothing.
         adopts: whether its next look is taken for the inputs of a complete run before it: a host that has converged.
         inputs_hash: what the last complete run recorded; empty before one.
+        parts: digests of inputs that one role alone follows from, as it recorded them.
         roles: names of roles that recorded something.
         done: digest of the arguments by the task's key: what is asked again changes nothing.
         paths: files that stand for something that was done (`kubeadm-join.done`).
@@ -38,6 +39,7 @@ class SimulatedHost:
     dead: bool = False
     adopts: bool = False
     inputs_hash: str = ""
+    parts: dict[str, str] = field(default_factory=dict)
     roles: list[str] = field(default_factory=list)
     done: dict[str, str] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)

@@ -179,7 +179,8 @@ def write_bundle(folder: Path, names: Sequence[str] = _ARTIFACTS, images: Sequen
         kind = "chart" if name.endswith("-chart") else "binary"
         files.append(
             FileEntry(
-                name=name, component=name, version="1.0.0", kind=kind, sha256=blob.sha256, size=blob.size, origin=_ORIGIN
+                name=name, component=name, version="1.0.0", kind=kind, sha256=blob.sha256, size=blob.size,
+                origin=_ORIGIN,
             )
         )  # fmt: skip
     pictures = []

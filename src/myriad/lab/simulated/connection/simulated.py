@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-name: simulated
-short_description: Hosts that are files
-description:
-  - Takes what ansible would send over SSH, and answers what a node would say (C(myriad.lab.simulated)).
-  - A host that is dead costs the time of a connection that is not made, and then fails as SSH does.
-options:
-  folder:
-    description: Folder with the hosts.
-    type: path
-    required: true
-    env: [{name: MYRIAD_SIMULATED}]
-  answer_s:
-    description: Seconds from sending a module to its answer. C(0.15) is what a module of this collection takes on a node that keeps its code.
-    type: float
-    default: 0.15
-    env: [{name: MYRIAD_SIMULATED_ANSWER_S}]
-  connect_timeout_s:
-    description: Seconds until a host that is dead is given up.
-    type: float
-    default: 10
-    env: [{name: MYRIAD_SIMULATED_TIMEOUT_S}]
-"""
-
 import ast
 import json
 import re
@@ -39,6 +15,30 @@ from ansible.plugins.connection import ConnectionBase
 from ansible_collections.myriad.gpu.plugins.plugin_utils import kept_code
 
 from myriad.lab.simulated import answers, host
+
+DOCUMENTATION = r"""
+name: simulated
+short_description: Hosts that are files
+description:
+  - Takes what ansible would send over SSH, and answers what a node would say (C(myriad.lab.simulated)).
+  - A host that is dead costs the time of a connection that is not made, and then fails as SSH does.
+options:
+  folder:
+    description: Folder with the hosts.
+    type: path
+    required: true
+    env: [{name: MYRIAD_SIMULATED}]
+  answer_s:
+    description: Seconds from sending a module to its answer; what a module of this collection takes on a node.
+    type: float
+    default: 0.15
+    env: [{name: MYRIAD_SIMULATED_ANSWER_S}]
+  connect_timeout_s:
+    description: Seconds until a host that is dead is given up.
+    type: float
+    default: 10
+    env: [{name: MYRIAD_SIMULATED_TIMEOUT_S}]
+"""
 
 #: How what the collection sends ends: the call of the half that runs on the node.
 CALL = b"\n\nmain(\n"
@@ -65,7 +65,8 @@ class Connection(ConnectionBase):
         if machine.dead:
             time.sleep(self.get_option("connect_timeout_s"))
             raise AnsibleConnectionFailure(
-                f"Failed to connect to the host via ssh: ssh: connect to host {self._address()} port 22: Connection timed out"
+                f"Failed to connect to the host via ssh: ssh: connect to host {self._address()} port 22: "
+                "Connection timed out"
             )
         time.sleep(self.get_option("answer_s"))
         if in_data is None:
