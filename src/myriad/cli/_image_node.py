@@ -53,6 +53,8 @@ def build_(
     from myriad.stack.settings import read_settings
 
     folder, image = named(name, images)
+    if work is not None:
+        work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="myriad-node-", dir=work) as scratch:
         where = work if work is not None else Path(scratch)
         free = shutil.disk_usage(where).free
