@@ -21,8 +21,20 @@ import httpx
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, queue_objects
 from test_steering import (
-    ACCOUNT, PATIENCE, ROOT, Replica, admitted, attached, delete_job, lease, look, rendered, rights, submit, until,
-)  # fmt: skip
+    ACCOUNT,
+    PATIENCE,
+    ROOT,
+    Replica,
+    admitted,
+    attached,
+    delete_job,
+    lease,
+    look,
+    rendered,
+    rights,
+    submit,
+    until,
+)
 
 from myriad.kube.client import ADMISSION_CHECKS, JOBS, LEASES, PODS, WORKLOADS, Api, connect
 from myriad.scheduler import deadman
@@ -128,7 +140,11 @@ def mark(api: Api) -> str:
 def test_the_api_server_takes_the_cronjob(plane: ControlPlane) -> None:
     found = [o for o in rendered() if o["kind"] == "CronJob"]
     assert [o["metadata"]["name"] for o in found] == ["myriad-dead-man"]
+    assert "dead-man      does not look: there is no CronJob myriad-dead-man" in status(plane)
     plane.apply(found)
+    assert "dead-man" not in status(plane)
+    plane.kubectl("-n", "myriad-system", "patch", "cronjob", "myriad-dead-man", "-p", '{"spec": {"suspend": true}}')
+    assert "dead-man      does not look: the CronJob myriad-dead-man is suspended" in status(plane)
     plane.kubectl("-n", "myriad-system", "delete", "cronjob", "myriad-dead-man")
     assert not [o for o in rendered(dead_man_enabled=False) if "dead-man" in o["metadata"]["name"]]
 

@@ -15,6 +15,7 @@ from myriad.cli.output import console
 from myriad.errors import InputError, MyriadError
 from myriad.kube.client import CONFIG_MAPS, LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
 from myriad.kube.listing import listed
+from myriad.scheduler import deadman
 from myriad.scheduler.cache import FOLLOWED, Cache
 from myriad.scheduler.objects import TEAM_LABEL
 from myriad.scheduler.policy import CONFIG_MAP as POLICY
@@ -123,6 +124,17 @@ def brakes(api: Api) -> list[Json]:
     """Brakes of the GPU gate that are on; none where the caller may not look into Myriad's own namespace."""
     maps = listed(api, brake.CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
     return brake.trips(maps, datetime.now(UTC)) if maps else []
+
+
+def dead_man_asleep(api: Api) -> str:
+    """Why nobody would detach the check of an extension that ends; "" where all is well or the caller may not look."""
+    try:
+        found = api.find(deadman.CRON_JOBS, deadman.CRON_JOB, namespace=POLICY_NAMESPACE)
+    except ApiError as error:
+        if error.status not in (401, 403):
+            raise
+        return ""
+    return deadman.asleep(found, datetime.now(UTC))
 
 
 def ask_extension(api: Api, path: str, params: dict[str, str] | None = None) -> Any | None:

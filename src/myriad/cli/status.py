@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
         live = cluster.ask_extension(api, "/v1/status")
         report["extension"] = live["extension"] if live else None
         report["brake"] = cluster.brakes(api)
+        report["dead_man_asleep"] = cluster.dead_man_asleep(api)
         if json_:
             emit_json(report)
         else:
@@ -80,6 +81,8 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
             console.print(
                 f"ledger        its database does not answer since {ledger['error_since']}; {wait}", markup=False
             )
+    if report["dead_man_asleep"]:
+        console.print(f"dead-man      does not look: {report['dead_man_asleep']}", markup=False)
     for trip in report["brake"]:
         console.print(f"brake         {trip['says']}", markup=False)
     if report["queues_not_steered"]:

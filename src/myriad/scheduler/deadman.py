@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, LEASES, Api, ApiError, connect
+from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, LEASES, Api, ApiError, Resource, connect
 from myriad.scheduler.attach import detach_all, entry_of
 from myriad.scheduler.settings import Settings
 
@@ -33,6 +33,9 @@ Json = dict[str, Any]
 DETACHED_AT = "myriad.dev/detached-at"
 DETACHED_BY = "myriad.dev/detached-by"
 NAME = "dead-man"
+CRON_JOBS = Resource("batch", "v1", "cronjobs", "CronJob")
+CRON_JOB = "myriad-dead-man"
+_SILENT_S = 300.0
 _LOOK_EVERY_S = 1.0
 _SLOW_S = 3.0
 
@@ -122,6 +125,24 @@ def detached(check: Json | None) -> str:
     annotations = ((check or {}).get("metadata") or {}).get("annotations") or {}
     since = annotations.get(DETACHED_AT)
     return f"unsteered since {since}, detached by the {annotations.get(DETACHED_BY) or NAME}" if since else ""
+
+
+def asleep(cron_job: Json | None, now: datetime) -> str:
+    """Why the dead-man does not look; empty where it does.
+
+    Args:
+        cron_job: the CronJob that runs it; None where there is none.
+        now: with a time zone.
+    """
+    if cron_job is None:
+        return f"there is no CronJob {CRON_JOB}"
+    if cron_job["spec"].get("suspend"):
+        return f"the CronJob {CRON_JOB} is suspended"
+    # One that has never run counts from when it was made.
+    ran = (cron_job.get("status") or {}).get("lastSuccessfulTime") or cron_job["metadata"].get("creationTimestamp")
+    if ran and (now - datetime.fromisoformat(ran)).total_seconds() > _SILENT_S:
+        return f"no run of the CronJob {CRON_JOB} has ended well since {ran}"
+    return ""
 
 
 def _look(api: Api, settings: Settings) -> tuple[str, str] | None:

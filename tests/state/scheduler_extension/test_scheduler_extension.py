@@ -52,3 +52,25 @@ def test_it_may_do_little(cluster: Any) -> None:
     account = "system:serviceaccount:myriad-system:myriad-scheduler"
     for question in ("delete pods", "delete nodes", "get secrets", "create pods"):
         assert cluster.run(f"auth can-i {question} -A --as {account}").stdout.strip() == "no", question
+
+
+def test_the_dead_man_looks(cluster: Any) -> None:
+    """Every minute, and its last run ended well; one that was made just now has not run yet."""
+    job = cluster.get("cronjob", "myriad-dead-man", "myriad-system")
+    assert not job["spec"].get("suspend") and job["spec"]["concurrencyPolicy"] == "Forbid"
+    said = job.get("status", {})
+    if "lastScheduleTime" in said and not said.get("active"):
+        assert said["lastSuccessfulTime"] >= said["lastScheduleTime"], said
+
+
+def test_the_dead_man_may_look_and_detach_and_nothing_else(cluster: Any) -> None:
+    account = "system:serviceaccount:myriad-system:myriad-dead-man"
+    for question, answer in (
+        ("patch clusterqueues.kueue.x-k8s.io", "yes"),
+        ("get leases.coordination.k8s.io/myriad-scheduler -n myriad-system", "yes"),
+        ("update leases.coordination.k8s.io/myriad-scheduler -n myriad-system", "no"),
+        ("delete clusterqueues.kueue.x-k8s.io", "no"),
+        ("list pods -A", "no"),
+        ("get secrets -n myriad-system", "no"),
+    ):
+        assert cluster.run(f"auth can-i {question} --as {account}").stdout.strip() == answer, question

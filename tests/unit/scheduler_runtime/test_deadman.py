@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -83,3 +84,21 @@ def test_time_in_which_the_api_server_stood_still_counts_for_nothing() -> None:
     assert lease.watch().alive
     still = Lease(slow=stall)
     assert not still.watch().alive and still.now >= 30 + PATIENCE_S
+
+
+def test_whether_the_dead_man_itself_looks() -> None:
+    now = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
+
+    def cron_job(*, suspend: bool = False, made_s: float = 9000, ended_s: float | None = None) -> Json:
+        def ago(seconds: float) -> str:
+            return (now - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+        status = {} if ended_s is None else {"lastSuccessfulTime": ago(ended_s)}
+        return {"metadata": {"creationTimestamp": ago(made_s)}, "spec": {"suspend": suspend}, "status": status}
+
+    assert deadman.asleep(cron_job(ended_s=100), now) == ""
+    assert deadman.asleep(cron_job(made_s=30), now) == "", "it has not run yet"
+    assert deadman.asleep(None, now) == "there is no CronJob myriad-dead-man"
+    assert "is suspended" in deadman.asleep(cron_job(suspend=True, ended_s=10), now)
+    assert "has ended well since 2026-11-30T11:50:00Z" in deadman.asleep(cron_job(ended_s=600), now)
+    assert "has ended well since 2026-11-30T09:30:00Z" in deadman.asleep(cron_job(), now)
