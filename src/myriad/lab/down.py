@@ -50,7 +50,8 @@ def take_down(clone: Path, display: Display) -> int:
     with display.phase("machine") as phase:
         others = _other_labs(name) if kind == "docker" else []
         if others:
-            phase.result = f"settings and engine stay: {', '.join(others)} {'is' if len(others) == 1 else 'are'} up on this machine"
+            verb = "is" if len(others) == 1 else "are"
+            phase.result = f"settings and engine stay: {', '.join(others)} {verb} up on this machine"
         else:
             said = [*machine.restore_settings(), *engine.stop_engine(name)]
             for sentence in said[:-1]:
