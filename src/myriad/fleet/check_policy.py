@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from myriad.fleet import model, names
-from myriad.fleet.model_policy import NotifyTarget
+from myriad.fleet.model_policy import Alignment, NotifyTarget
 from myriad.fleet.problems import Problem, Severity
 from myriad.fleet.schema import dotted
 from myriad.fleet.source import KeyPath, RawInventory
@@ -27,6 +27,7 @@ class _Policy:
     def all(self) -> Iterator[Problem]:
         for name, pool in self.fleet.pools.items():
             yield from self.limits(name, pool)
+            yield from self.alignment(name, pool)
         for name, team in self.fleet.teams.items():
             yield from self.reserve(name, team)
             yield from self.notify(name, team)
@@ -64,6 +65,17 @@ class _Policy:
                 "default-unused",
                 f"is never used: unlimited is {pool.unlimited}",
                 "warning",
+            )
+
+    def alignment(self, name: str, pool: model.Pool) -> Iterator[Problem]:
+        found = pool.alignment
+        given = self.raw.variables["myriad_pools"][name]["alignment"] if found != Alignment() else {}
+        if found.cpu_manager == "static" and found.reserved_cpus is None and not given.get("reserved_cpus"):
+            yield self.problem(
+                ("myriad_pools", name, "alignment", "cpu_manager"),
+                "static-without-reserve",
+                "is static, and a kubelet that keeps no CPU for the system does not start with it; "
+                'name some in reserved_cpus, for example "0-1"',
             )
 
     def reserve(self, name: str, team: model.Team) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from myriad.fleet.fields import Part, empty_mapping, faultless, flag, items, one
 from myriad.fleet.mig import Cut, read_cut
 from myriad.fleet.model_policy import (
     Admission,
+    Alignment,
     Hours,
     Idle,
     Level,
@@ -176,6 +177,7 @@ class Pool(Part):
     `cpu_per_gpu` (cores) and `memory_per_gpu` (a quantity) turn a GPU quota into CPU and memory quotas; without them
     CPU and memory never bind. `mig` cuts the cards into slices, `sharing` lets pods take turns on whole ones; without
     either a pod gets whole cards. Quotas stay in GPUs: a GPU that is cut seven ways is seven slices of quota.
+    `alignment` is what the kubelet does to keep a pod's CPUs beside its GPUs.
 
     `max_hours` is the longest time limit that a job may ask for. A job without one gets `default_hours`, is refused, or
     runs without end, as `unlimited` says (`default`, `refuse`, `allow`; by itself `default` where there is one).
@@ -198,6 +200,7 @@ class Pool(Part):
     memory_per_gpu: Annotated[str | None, BeforeValidator(_memory)] = None
     mig: Annotated[Cut, BeforeValidator(_cut)] = Field(default_factory=Cut)
     sharing: Sharing = Field(default_factory=Sharing)
+    alignment: Alignment = Field(default_factory=Alignment)
     default_hours: Hours | None = None
     max_hours: Hours | None = None
     unlimited: Annotated[Unlimited | None, BeforeValidator(one_of("default", "refuse", "allow"))] = None

@@ -118,6 +118,37 @@ class Protection(Part):
     level: Level | None = None
 
 
+def _cpus_fault(value: Any) -> str | None:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", value):
+        return f'is {names.show(value)}; write CPUs by number in quotes, for example "0-1,64-65"'
+    for low, _, high in (part.partition("-") for part in value.split(",")):
+        if int(high or low) < int(low):
+            return f'has the range "{low}-{high}", which ends before it begins'
+    return None
+
+
+class Alignment(Part):
+    """How the kubelet of a pool's nodes keeps the CPUs and devices of one pod on one NUMA node.
+
+    https://kubernetes.io/docs/tasks/administer-cluster/topology-manager/
+
+    Attributes:
+        topology_manager: what it does with a pod that fits on no single NUMA node. `restricted` and `single-numa-node`
+            refuse it on that node, for good.
+        scope: whether each container is looked at by itself, or the pod as one.
+        cpu_manager: `static` gives whole CPUs of their own to pods whose requests equal their limits in whole CPUs.
+        reserved_cpus: CPUs by number that the system keeps and no pod gets; `static` needs some.
+    """
+
+    topology_manager: Annotated[
+        Literal["none", "best-effort", "restricted", "single-numa-node"],
+        BeforeValidator(one_of("none", "best-effort", "restricted", "single-numa-node")),
+    ] = "none"
+    scope: Annotated[Literal["container", "pod"], BeforeValidator(one_of("container", "pod"))] = "container"
+    cpu_manager: Annotated[Literal["none", "static"], BeforeValidator(one_of("none", "static"))] = "none"
+    reserved_cpus: Annotated[str, BeforeValidator(faultless(_cpus_fault))] | None = None
+
+
 class Idle(Part):
     """When GPUs that a job holds count as idle: below a utilisation for a time."""
 

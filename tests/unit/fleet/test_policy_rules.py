@@ -71,6 +71,18 @@ def test_one_level_is_protected_where_there_is_only_one(checked: Callable[..., C
             'myriad_pools.h100.max_hours: is "3d"; hours are a number above 0, up to 8760 (a year)',
         ),
         (
+            {"myriad_pools": {"h100": H100 | {"alignment": {"cpu_manager": "static"}}}},
+            "myriad_pools.h100.alignment.cpu_manager: is static, and a kubelet that keeps no CPU for the system",
+        ),
+        (
+            {"myriad_pools": {"h100": H100 | {"alignment": {"cpu_manager": "static", "reserved_cpus": 2}}}},
+            "myriad_pools.h100.alignment.reserved_cpus: is 2; write CPUs by number in quotes, for example",
+        ),
+        (
+            {"myriad_pools": {"h100": H100 | {"alignment": {"topology_manager": "single-numa"}}}},
+            'myriad_pools.h100.alignment.topology_manager: is "single-numa"; allowed: none, best-effort, restricted',
+        ),
+        (
             {"myriad_protection": {"level": "blok"}},
             'myriad_protection.level: "blok" is not a level of the topology; did you mean "block"?',
         ),
