@@ -86,7 +86,7 @@ class Scene:
 
     def nodes_shown_ready(self) -> int:
         """Nodes that it counts as able to take work."""
-        return int(sum(row["usable"] for row in self.page("/v1/status")["pools"]))
+        return int(self.page("/v1/status")["nodes_taking_work"])
 
 
 def fill(scene: Scene) -> None:
@@ -191,7 +191,7 @@ def until_agrees(scene: Scene, timeout_s: float = 300.0) -> float:
             return scene.nodes_shown_ready() == wanted
         return False
 
-    wait_for(agrees, timeout_s, "the extension agrees with the cluster", pause_s=0.2)
+    wait_for(agrees, timeout_s, "the extension agrees with the cluster", pause_s=0.5)
     return round(time.monotonic() - begun, 2)
 
 
