@@ -1,4 +1,4 @@
-"""The plan of an upgrade: what changes where, who goes when, and what stands in its way. Pure.
+"""The plan of an upgrade: what changes where, who goes when, and what stands in its way. No I/O.
 
 Order: control planes one at a time, because the API server must not be older than any kubelet; then nodes in waves, few
 of a rack at a time; then what runs in the cluster. Skew: https://kubernetes.io/releases/version-skew-policy/
