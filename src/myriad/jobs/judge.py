@@ -18,6 +18,7 @@ from myriad.lint.works import MIN_PARALLELISM, Work
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.facts import QuotaView
 from myriad.scheduler.inquiry import PLACEMENT, QUOTA, gpu_amounts, outcome_of, quota_view
+from myriad.scheduler.ledger.limits import judge_limit
 from myriad.scheduler.model import POOL_LABEL, Gang, Plan, Refusal, gpus_words, is_gpu_resource, parse_quantity, place
 from myriad.scheduler.objects import TEAM_LABEL, WorkloadView, workload_view
 from myriad.scheduler.placement import fits_ever, gpu_name_of, plan_elastic
@@ -203,10 +204,12 @@ def _allowed(work: Work, gang: Gang, rules: PoolPolicy | None, max_age_s: int) -
     ):
         return f"its time limit of {limit:g} h is above the {rules.max_hours:g} h that pool {gang.pool} allows", []
     if rules is not None and limit is None:
-        if rules.unlimited == "refuse":
-            return f"pool {gang.pool} takes no job without a time limit: set the label {MAX_EXEC_TIME} (--hours)", []
-        if rules.unlimited == "default" and rules.default_hours is not None:
-            notes.append(f"it has no time limit: pool {gang.pool} gives it {rules.default_hours:g} h")
+        # What becomes of it then is the ledger's to say, which also ends it.
+        given = judge_limit(None, gang.pool, rules)
+        if given.refused:
+            return given.sentence, []
+        if given.sentence:
+            notes.append(given.sentence)
     interval = seconds_of(work.thing.annotations.get(CHECKPOINT_INTERVAL, ""))
     if interval and interval > max_age_s:
         notes.append(
@@ -224,8 +227,9 @@ def _limit_hours(work: Work) -> Decimal | None:
 def _cost(work: Work, gang: Gang, rules: PoolPolicy | None, balance: Balance | None) -> tuple[float | None, str, str]:
     """GPU-hours at most, as a number and as the end of a sentence; and a warning where the budget does not reach."""
     limit = _limit_hours(work)
-    if limit is None and rules is not None and rules.unlimited == "default" and rules.default_hours is not None:
-        limit = Decimal(str(rules.default_hours))
+    if limit is None and rules is not None:
+        given = judge_limit(None, gang.pool, rules).seconds
+        limit = None if given is None else Decimal(given) / 3600
     if limit is None:
         left = f", {hours(balance.left)} GPU-hours left this {balance.period}" if balance is not None else ""
         return None, f", no time limit{left}.", ""

@@ -165,13 +165,16 @@ class SitePolicy:
         return {name: self.notify_targets[name] for name in named if name in self.notify_targets}
 
     def limit_s(self, pool: str, asked_s: int | None) -> int | None:
-        """Time limit of a job in seconds: what it asked for, or its pool's default; None runs without end."""
-        if asked_s is not None:
-            return asked_s
+        """Time limit of a job in seconds: what it asked for, or its pool's default, and the pool's maximum at most, at
+        which the ledger ends it; None runs without end."""
         rules = self.pool(pool)
-        if rules.unlimited != "default" or rules.default_hours is None:
-            return None
-        return round(rules.default_hours * 3600)
+        if rules.use == "inference":
+            # Services run without end.
+            return asked_s
+        given = None if rules.unlimited != "default" or rules.default_hours is None else rules.default_hours * 3600
+        most = None if rules.max_hours is None else rules.max_hours * 3600
+        limits = [limit for limit in (asked_s if asked_s is not None else given, most) if limit is not None]
+        return round(min(limits)) if limits else None
 
 
 def _pool(body: Mapping[str, Any]) -> PoolPolicy:

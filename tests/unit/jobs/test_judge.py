@@ -209,7 +209,14 @@ def test_e1_a_budget_that_is_used_up_holds_it_and_one_that_is_short_warns() -> N
         ({"max_hours": 4}, 6, "refused", "above the 4 h that pool h100 allows"),
         ({"max_hours": 6}, 6, "fits", ""),
         ({"unlimited": "refuse"}, None, "refused", "takes no job without a time limit"),
-        ({"unlimited": "default", "default_hours": 24}, None, "fits", "pool h100 gives it 24 h"),
+        (
+            {"unlimited": "default", "default_hours": 24},
+            None,
+            "fits",
+            "will be ended after 24 h, the default of pool h100",
+        ),
+        ({"max_hours": 48}, None, "fits", "will be ended after 48 h: pool h100 allows no more"),
+        ({"max_hours": 48}, None, "fits", "768 GPU-hours at most"),
         ({"unlimited": "allow"}, None, "fits", "no time limit"),
     ],
 )
