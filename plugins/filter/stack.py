@@ -98,15 +98,18 @@ def _lacks(folder: Path, parts: list[str]) -> list[str]:
     return sentences
 
 
-def cluster_parts(pools: Mapping[str, Any] | None, training_operator: bool = False) -> list[str]:
+def cluster_parts(
+    pools: Mapping[str, Any] | None, training_operator: bool = False, metrics: Mapping[str, Any] | None = None
+) -> list[str]:
     """Parts of the cluster that only some descriptions ask for, in the order in which they come.
 
     Args:
         pools: `myriad_pools`.
         training_operator: whether PyTorchJobs are wanted.
+        metrics: images of exporter and Prometheus, or the address of the site's own.
     """
     engines = {(pool or {}).get("engine", "kueue") for pool in (pools or {}).values()}
-    wanted = {"volcano": "volcano" in engines, "training_operator": bool(training_operator)}
+    wanted = {"volcano": "volcano" in engines, "training_operator": bool(training_operator), "metrics": bool(metrics)}
     return [part for part, is_wanted in wanted.items() if is_wanted]
 
 

@@ -29,6 +29,7 @@ NO_HEADER = {
     "fabric/templates/configure/etc/myriad/fabric.json.j2": "JSON has no comments",
     "fabric/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "kueue/templates/values.yaml.j2": "values for helm, no file of a host",
+    "metrics/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "node_portrait/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "scheduler_extension/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "training_operator/templates/kustomization.yaml.j2": "changes of manifests, no file of a host",

@@ -48,6 +48,7 @@ RESERVED_NAMESPACES = frozenset(
         "volcano-system",
         "volcano-monitoring",
         "kubeflow",
+        "myriad-metrics",
         "myriad-system",
     }
 )
