@@ -29,6 +29,7 @@ from urllib.parse import quote
 import httpx
 
 from myriad.errors import MyriadError
+from myriad.kube.contexts import answering
 
 Json = dict[str, Any]
 PatchKind = Literal["merge", "json", "apply", "strategic"]
@@ -303,13 +304,12 @@ class Api:
         """Replace an object; its `metadata.resourceVersion` guards against a change in between."""
         return self._json("PUT", resource.path(namespace, name), body=body)
 
-    def delete(self, resource: Resource, name: str, *, namespace: str | None = None) -> None:
-        """Delete an object and, in the background, what it owns; one that is gone already is fine.
-
-        The policy is said because the API's own default for Jobs leaves their pods behind.
-        """
+    def delete(self, resource: Resource, name: str, *, namespace: str | None = None, now: bool = False) -> None:
+        """Delete an object; one that is gone already is fine. `now` waits for no grace period of a pod."""
+        # What it owns goes in the background: the API's own default for Jobs leaves their pods behind.
+        body = {"propagationPolicy": "Background", **({"gracePeriodSeconds": 0} if now else {})}
         try:
-            self._json("DELETE", resource.path(namespace, name), body={"propagationPolicy": "Background"})
+            self._json("DELETE", resource.path(namespace, name), body=body)
         except ApiError as error:
             if not error.is_not_found:
                 raise
@@ -503,7 +503,7 @@ def _from_kubeconfig(path: str) -> Api:
     configuration.api_key = {}
     try:
         kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-            config_file=path, client_configuration=configuration, persist_config=False
+            config_file=path, context=answering(path), client_configuration=configuration, persist_config=False
         )
     except (ConfigException, OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         # The loader trusts the file's shape; a file of another shape fails in any of these ways.
