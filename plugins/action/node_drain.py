@@ -29,6 +29,7 @@ class ActionModule(ActionBase):
     def _carry_out(self, args: dict[str, Any]) -> dict[str, Any]:
         from myriad.kube import drain as engine
         from myriad.kube.client import NODES, connect
+        from myriad.scheduler.notices.farewell import Farewell
 
         nodes = [str(name) for name in args["nodes"]]
         check, state = bool(self._task.check_mode), args["state"]
@@ -61,7 +62,10 @@ class ActionModule(ActionBase):
                     name for name in nodes if not _is_ours(api.get(NODES, name), options.by) or foreseen.pods[name]
                 ]
         else:
-            foreseen, changed = engine.drain(api, nodes, options, say=self._display.v)
+            farewell = Farewell(
+                api, by=options.by, reason=options.reason, notice_s=float(args["notice_s"]), say=self._display.v
+            )
+            foreseen, changed = engine.drain(api, nodes, options, say=self._display.v, farewell=farewell)
             changed = sorted({*changed, *(name for name in nodes if foreseen.pods[name])})
         return {"changed": bool(changed), "changed_items": changed, **foreseen.as_dict()}
 

@@ -9,5 +9,6 @@ ARGUMENTS = {
     "reason": {"type": "str", "default": ""},
     "kubeconfig": {"type": "path"},
     "deadline_s": {"type": "int", "default": 900},
+    "notice_s": {"type": "int", "default": 0},
     "unmanaged": {"type": "bool", "default": False},
 }

@@ -9,6 +9,7 @@ short_description: Empties Kubernetes nodes, and gives them back as they were fo
 description:
   - V(drained) closes the nodes under the name I(by) and evicts their pods. The annotation C(myriad.dev/cordon-owner) remembers who closed a node,
     why, and whether it was cordoned before.
+  - Nothing is drained while many nodes fell silent together. That points to the control plane; nodes that are cordoned do not count.
   - Before anything is touched the eviction of every pod is asked for as a dry run. Pods whose PodDisruptionBudget forbids it, and pods that nothing
     would make again, are named and the task fails.
   - A drain that fails, also by its deadline or by Ctrl-C, gives back exactly what it closed.
@@ -42,6 +43,12 @@ options:
     description: Seconds until the pods of all nodes must be gone.
     type: int
     default: 900
+  notice_s:
+    description:
+      - Seconds that queued jobs have between the announcement and the eviction of their pods. They are told in any case, by an Event and the
+        annotation C(myriad.dev/planned-eviction) on the Job; a job that bears C(myriad.dev/may-leave) is not waited for.
+    type: int
+    default: 0
   unmanaged:
     description: Evict pods without a controller too. They are gone for good.
     type: bool

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from myriad.errors import InputError, MyriadError
 from myriad.kube.client import NODES, PODS, Api, ApiError, Json, Resource
@@ -444,34 +444,56 @@ def blocked(blockers: Sequence[Blocker], nodes: Sequence[str]) -> DrainBlockedEr
     )
 
 
+class Farewell(Protocol):
+    """What is said to the jobs on nodes that are drained (`myriad.scheduler.notices.farewell`)."""
+
+    def ask(self) -> None:
+        """Whether anything may be evicted now. Raises MyriadError where not."""
+
+    def tell(self, pods: Iterable[PodView]) -> None:
+        """Tell whose pods these are, and wait as long as they were promised."""
+
+    def end(self) -> None:
+        """The drain is over, whatever came of it."""
+
+
 def drain(
     api: Api,
     nodes: Sequence[str],
     options: DrainOptions,
     *,
+    farewell: Farewell | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda _text: None,
 ) -> tuple[Preflight, list[str]]:
     """Empty nodes together. Returns what was foreseen, and the nodes whose cordon is new.
 
-    On any failure every node of the call that carries our cordon is given back as it was found.
+    On any failure every node of the call that carries our cordon is given back as it was found. Jobs are told when
+    nothing new can come any more, and before their pods are asked to go; the deadline counts from then on.
 
     Raises:
         DrainBlockedError: before anything was touched, because some evictions would be refused.
         DrainError: pods were left at the deadline.
     """
     try:
+        if farewell is not None:
+            farewell.ask()
         foreseen = preflight(api, nodes, options)
         if foreseen.blockers:
             raise blocked(foreseen.blockers, nodes)
         closed = cordon(api, nodes, by=options.by, reason=options.reason)
+        if farewell is not None:
+            farewell.tell(pod for name in nodes for pod in foreseen.pods[name])
         _evict_all(api, nodes, options, sleep, clock, say)
         return foreseen, closed
     except BaseException:
         # Ctrl-C too: a node must not stay closed because somebody gave up waiting.
         release(api, nodes, by=options.by)
         raise
+    finally:
+        if farewell is not None:
+            farewell.end()
 
 
 def _evict_all(
