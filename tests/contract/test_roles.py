@@ -31,6 +31,7 @@ NO_HEADER = {
     "kueue/templates/values.yaml.j2": "values for helm, no file of a host",
     "metrics/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "node_portrait/templates/objects.yaml.j2": "objects for the API server, no file of a host",
+    "scheduler_extension/templates/flow_control.yaml.j2": "objects for the API server, no file of a host",
     "scheduler_extension/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "training_operator/templates/kustomization.yaml.j2": "changes of manifests, no file of a host",
     "training_operator/templates/objects.yaml.j2": "objects for the API server, no file of a host",
