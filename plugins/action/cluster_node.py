@@ -1,0 +1,52 @@
+"""Takes nodes out of the cluster, from the controller. What happens is in `myriad.kube.membership`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.module_utils.cluster_node_options import ARGUMENTS
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    _supports_async = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
+        failure = errors_of_myriad()
+        try:
+            result.update(self._carry_out(args))
+        except failure as error:
+            # Without the chain, which ansible would print a second time.
+            raise AnsibleActionFail(str(error)) from None
+        for note in result.get("notes") or []:
+            self._display.display(note)
+        return result
+
+    def _carry_out(self, args: dict[str, Any]) -> dict[str, Any]:
+        from myriad.kube import membership
+        from myriad.kube.client import connect
+
+        kubeconfig, check = args["kubeconfig"], bool(self._task.check_mode)
+        names = [str(name) for name in args["nodes"]]
+        wanted = {str(name): str(value or "") for name, value in args["machines"].items()}
+        if args["state"] == "replaced" and kubeconfig and not Path(kubeconfig).exists():
+            return {"changed": False, "changed_items": [], **membership.as_dict(membership.Forgotten())}
+        api = connect(kubeconfig)
+        if args["state"] == "known":
+            found = membership.machines(api, names)
+            alive = [one.name for one in found if one.alive]
+            return {"changed": False, "changed_items": [], "nodes": [one.name for one in found], "alive": alive}
+        done = (
+            membership.replaced(api, wanted, dry_run=check)
+            if args["state"] == "replaced"
+            else membership.forget(api, names, dry_run=check)
+        )
+        items = [f"Node {name} taken out" for name in sorted(done.nodes)]
+        return {"changed": bool(items), "changed_items": items, **membership.as_dict(done)}
