@@ -1,0 +1,246 @@
+"""`make bench-scale`: the real playbooks over simulated hosts, and what the controller pays for them, as JSON lines.
+
+For each size: a run that has nothing to do, one node added (by site.yml, which looks at every host, and by
+add_node.yml, which looks at the new one), and a run in which 3 % of the hosts are dead. The hosts are files
+(`myriad.lab.simulated`); all that runs on the controller is real. Their answers take the time of a node's (`--answer`),
+so wall time holds what a site would wait for, and CPU time holds no node's. What is missing against a real site: the
+ssh client's own CPU time. Plays on the cluster's API are left out (`--limit gpu_nodes`).
+
+A run that does not do what it should (a change where there is nothing to do, a host that is not found dead) is an error:
+its figures would mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from myriad.errors import MyriadError
+from myriad.lab.simulated import site as simulated
+from myriad.runs import RunResult, parse, result_of
+
+ROOT = Path(__file__).resolve().parents[2]
+DEAD_SHARE = 0.03
+SAMPLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run cost the controller.
+
+    Attributes:
+        seconds: wall time.
+        cpu_s: processor time of ansible-playbook and everything that it started.
+        main_mb: the largest resident set of one process.
+        tree_mb: the largest sum of all processes, shared pages counted once; 0 where no sample was taken.
+    """
+
+    seconds: float
+    cpu_s: float
+    main_mb: float
+    tree_mb: float
+
+
+class WrongRunError(MyriadError):
+    """A run did something else than what is measured."""
+
+
+def emit(**values: Any) -> None:
+    """One JSON line on standard output, at once."""
+    print(json.dumps(values), flush=True)
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return
+    for child in children:
+        yield from _family(int(child))
+
+
+def _proportional_kb(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")), 0)
+
+
+def play(
+    site: simulated.SimulatedSite, playbook: str, arguments: Sequence[str], settings: Mapping[str, str]
+) -> tuple[int, RunResult, Cost]:
+    """Run a playbook over a simulated site to its end."""
+    events = site.folder / "events.jsonl"
+    events.unlink(missing_ok=True)
+    log = site.folder / f"{playbook}.log"
+    command = [
+        str(Path(sys.executable).with_name("ansible-playbook")),
+        f"playbooks/{playbook}.yml",
+        "-i",
+        str(site.inventory),
+        "-c",
+        "simulated",
+        *arguments,
+    ]
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_CONNECTION_PLUGINS": str(Path(simulated.__file__).parent / "connection"),
+        "ANSIBLE_NOCOLOR": "1",
+        "MYRIAD_EVENTS": str(events),
+        "MYRIAD_SIMULATED": str(site.hosts),
+        **settings,
+    }
+    started = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        ended = threading.Event()
+        samples: list[int] = []
+
+        def sample() -> None:
+            while not ended.wait(SAMPLE_S):
+                samples.append(sum(_proportional_kb(pid) for pid in _family(process.pid)))
+
+        watcher = threading.Thread(target=sample, daemon=True)
+        watcher.start()
+        _pid, status, usage = os.wait4(process.pid, 0)
+        ended.set()
+        watcher.join()
+    seconds = time.monotonic() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    cost = Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, max(samples, default=0) / 1024)
+    return process.returncode, result_of(parse(events.read_text().splitlines())), cost
+
+
+def judge(run: RunResult, code: int, *, dead: Sequence[str] = (), added: str = "", log: Path) -> None:
+    """Whether a run did what is measured, and nothing else.
+
+    Raises:
+        WrongRunError: a host failed, changed, or was (not) reached against what was set up.
+    """
+    wrong = []
+    if run.failed_hosts:
+        wrong.append(f"failed on {', '.join(run.failed_hosts[:5])}")
+    if run.unreachable_hosts != sorted(dead):
+        wrong.append(f"{len(run.unreachable_hosts)} hosts were not reached, {len(dead)} are dead")
+    changed = {name for name, host in run.hosts.items() if host.changed}
+    if changed != ({added} if added else set()):
+        wrong.append(f"changed {', '.join(sorted(changed)[:5]) or 'nothing'}")
+    if not run.is_finished or code not in (0, 4) or (code == 4) != bool(dead):
+        wrong.append(f"ansible-playbook ended with {code}")
+    if wrong:
+        tail = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-15:])
+        raise WrongRunError("; ".join(wrong) + f":\n  {tail}", where=str(log))
+
+
+def _line(name: str, hosts: int, run: RunResult, cost: Cost, **more: Any) -> dict[str, Any]:
+    tasks = [host.tasks for host in run.hosts.values()]
+    return {
+        "run": name,
+        "hosts": hosts,
+        "seconds": round(cost.seconds, 1),
+        "cpu_s": round(cost.cpu_s, 1),
+        "cpu_ms_per_task": round(cost.cpu_s / max(1, sum(tasks)) * 1000, 1),
+        "memory_mb": round(cost.main_mb),
+        "memory_all_mb": round(cost.tree_mb),
+        "tasks": sum(tasks),
+        "tasks_per_host": round(sum(tasks) / max(1, len(tasks)), 2),
+        "tasks_at_most": max(tasks, default=0),
+        "changed": run.changed_count,
+        "unreachable": len(run.unreachable_hosts),
+        **more,
+    }
+
+
+def measure(
+    count: int, folder: Path, *, network: str, settings: Mapping[str, str], runs: Sequence[str]
+) -> dict[str, Cost]:
+    """All runs of one size; each prints its line."""
+    bundle = simulated.write_bundle(folder / "bundle")
+    site = simulated.write_site(folder / "site", count, bundle=bundle, network=network)
+    only = ["--limit", "gpu_nodes"]
+    costs: dict[str, Cost] = {}
+
+    def one(name: str, playbook: str, arguments: Sequence[str], **expected: Any) -> None:
+        code, run, cost = play(site, playbook, arguments, settings)
+        judge(run, code, log=site.folder / f"{playbook}.log", **expected)
+        costs[name] = cost
+        emit(**_line(name, count, run, cost, network=network))
+
+    # What the hosts recorded before: without it the first run would have to do everything on each of them.
+    one("first look", "site", only)
+    if "no-op" in runs:
+        one("no-op", "site", only)
+    if "add" in runs:
+        site = simulated.add_nodes(site, 1, bundle=bundle, network=network)
+        one("one added, by site.yml", "site", only, added=site.names[-1])
+    if "add-alone" in runs:
+        site = simulated.add_nodes(site, 1, bundle=bundle, network=network)
+        new = site.names[-1]
+        one(
+            "one added, by add_node.yml",
+            "add_node",
+            ["--limit", "gpu_nodes,localhost", "-e", f"add_node={new}"],
+            added=new,
+        )
+    if "dead" in runs:
+        step = max(1, round(1 / DEAD_SHARE))
+        dead = site.names[step // 2 :: step]
+        simulated.set_dead(site, dead, True)
+        one("3 % dead", "site", only, dead=dead)
+    return costs
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="make bench-scale ARGS=", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--sizes", default="10,100,1000", help="numbers of GPU nodes")
+    parser.add_argument("--answer", type=float, default=0.15, help="seconds until a node answers a task")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds until a dead host is given up")
+    parser.add_argument("--forks", type=int, default=50, help="hosts at the same time")
+    parser.add_argument("--network", choices=("fabric", "routed"), default="fabric", help="pod_network_mode")
+    parser.add_argument("--runs", default="no-op,add,add-alone,dead", help="which runs, beside the first look")
+    given = parser.parse_args(arguments)
+    settings = {
+        "MYRIAD_SIMULATED_ANSWER_S": str(given.answer),
+        "MYRIAD_SIMULATED_TIMEOUT_S": str(given.timeout),
+        "ANSIBLE_FORKS": str(given.forks),
+    }
+    emit(cores=os.cpu_count(), load=round(os.getloadavg()[0], 1), answer_s=given.answer, forks=given.forks)
+    sizes = [int(word) for word in given.sizes.split(",")]
+    found: dict[int, dict[str, Cost]] = {}
+    for count in sizes:
+        with tempfile.TemporaryDirectory(prefix="myriad-scale-") as scratch:
+            found[count] = measure(
+                count, Path(scratch), network=given.network, settings=settings, runs=given.runs.split(",")
+            )
+    for name in ("one added, by site.yml", "one added, by add_node.yml"):
+        small, large = found[sizes[0]].get(name), found[sizes[-1]].get(name)
+        if small and large and len(sizes) > 1:
+            emit(
+                ratio=name,
+                sizes=[sizes[0], sizes[-1]],
+                seconds=round(large.seconds / small.seconds, 2),
+                cpu=round(large.cpu_s / small.cpu_s, 2),
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except MyriadError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
