@@ -160,3 +160,29 @@ def test_without_its_configuration_it_says_what_to_do() -> None:
     done = subprocess.run([sys.executable, str(PROGRAM), "gate"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "run the site on this host first" in done.stderr
+
+
+def test_a_member_of_the_cluster_from_before_a_restore_is_a_stray() -> None:
+    """A restore gives the cluster another id and lifts its revision by a thousand million."""
+    assert program.is_stray(("1", 500), ("2", 10**9 + 400), "10.0.0.3") is True
+    assert program.is_stray(("1", 500), ("1", 400), "10.0.0.3") is False
+    assert program.is_stray(None, ("1", 400), "10.0.0.3") is False
+    assert program.is_stray(("1", 500), None, "10.0.0.3") is False
+
+
+def test_a_run_that_is_led_by_a_stray_stops() -> None:
+    with pytest.raises(program.Refused, match="site_api_from"):
+        program.is_stray(("2", 10**9 + 400), ("1", 500), "10.0.0.1")
+
+
+def test_those_that_are_named_come_first_in_the_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peers = {"cp1": "10.0.0.1", "cp2": "10.0.0.2", "cp3": "10.0.0.3"}
+    monkeypatch.setattr(program, "config", lambda: {"peers": peers, "port": 6443})
+    monkeypatch.setattr(program, "ADMIN", str(tmp_path / "admin.conf"))
+    monkeypatch.setattr(program, "REMOTE_ADMIN", str(tmp_path / "remote.conf"))
+    (tmp_path / "admin.conf").write_text(ADMIN)
+    program.kubeconfig(["cp3"])
+    found = json.loads((tmp_path / "remote.conf").read_text())
+    assert found["current-context"] == "cp3"
+    assert [context["name"] for context in found["contexts"]] == ["cp3", "cp1", "cp2"]
+    assert (tmp_path / "remote.conf").stat().st_mode & 0o777 == 0o600
