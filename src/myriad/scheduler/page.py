@@ -245,6 +245,7 @@ def _queue_view(data: Json, frame: Frame) -> str:
 {_waiting(report, frame)}</section>
 <section aria-labelledby="h-quotas"><h2 id="h-quotas">Quotas</h2>
 {_quotas(report, others)}</section>
+{_budgets(data.get("accounts") or {})}
 <section aria-labelledby="h-running"><h2 id="h-running">Holding quota</h2>
 {_running(report, frame)}</section>
 <section aria-labelledby="h-fits"><h2 id="h-fits">Largest gang that fits now</h2>
@@ -304,6 +305,34 @@ def _quotas(report: Sequence[Json], others: Json) -> str:
             f"{others['running']} jobs hold quota, {others['waiting']} wait.</p>"
         )
     return shown
+
+
+_BUDGET_STATES = {"ok": "", "short": "short", "used_up": "used up"}
+
+
+def _budgets(accounts: Json) -> str:
+    """GPU-hours, where the site has budgets; a page without them is as it was."""
+    if accounts.get("error"):
+        return f'<p class="note bad">GPU-hours are not shown: {escape(accounts["error"])}</p>'
+    rows: list[tuple[str, Sequence[str]]] = []
+    for b in accounts.get("budgets") or []:
+        state = _BUDGET_STATES[b["state"]]
+        said = f"{b['sentence']}{'; held: ' + ', '.join(b['held']) if b['held'] else ''}"
+        cells = [
+            escape(f"{b['team']}, project {b['project']}" if b["project"] else b["team"]),
+            escape(b["pool"]),
+            escape(b["period_name"]),
+            meter(round(b["used_h"]), b["budget_h"], f"{b['used_h']:,.1f} of {b['budget_h']:,}"),
+            f"{b['left_h']:,.1f}",
+            when(b["period_end"]),
+            (f"<strong class=bad>{state}: </strong>" if b["state"] == "used_up" else "") + escape(said),
+        ]
+        rows.append((f"{b['team']}/{b['project']}/{b['pool']}", cells))
+    if not rows:
+        return ""
+    heads = ["team", "pool", "period", "GPU-hours used", "left#", "until", "what follows"]
+    shown = table("budgets", "GPU-hours by team and pool in the current period", heads, rows, "")
+    return f'<section aria-labelledby="h-budgets"><h2 id="h-budgets">GPU-hours</h2>\n{shown}</section>'
 
 
 def _running(report: Sequence[Json], frame: Frame) -> str:

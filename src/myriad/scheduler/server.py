@@ -209,7 +209,8 @@ class Server:
 
         def overview(ask: Ask) -> Response:
             report, others = source.queues(ask.cache, ask.scope, patience_s=PATIENCE_S)
-            return shown("queue", {"status": source.status(ask.cache), "report": report, "others": others}, ask)
+            data = {"status": source.status(ask.cache), "report": report, "others": others}
+            return shown("queue", {**data, "accounts": parts.accounts.shown(ask.cache)}, ask)
 
         def cluster_map(ask: Ask) -> Response:
             nodes = rows.node_rows(ask.cache)

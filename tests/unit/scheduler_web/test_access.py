@@ -348,3 +348,14 @@ def test_what_fits_and_what_is_wrong_over_the_api(served: Served) -> None:
     assert view["pools"][0]["largest_gang"] and gang["fits"] in ("now", "not_now")
     assert get(served, "/v1/fit?nodes=2", "vision-token").status_code == 400
     assert isinstance(get(served, "/v1/diagnose", "vision-token").json()["findings"], list)
+
+
+def test_the_page_shows_the_budgets_of_whoever_looks(served: Served) -> None:
+    whole, part, none = (
+        get(served, "/", t, Accept="text/html").text for t in ("admin-token-1", "vision-token", "nobody-token")
+    )
+    assert whole.count('<tr data-key="vision//h100">') == whole.count('<tr data-key="speech//h100">') == 1
+    assert "<strong class=bad>used up: </strong>speech has used up its 1 GPU-hours" in whole
+    assert "held: speech/h100" in whole
+    assert '<tr data-key="vision//h100">' in part and "speech" not in part
+    assert 'id="budgets"' not in none

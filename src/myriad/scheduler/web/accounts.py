@@ -7,6 +7,8 @@ namespaces that the caller may see. Of other teams the sum is said.
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -40,8 +42,12 @@ PERIOD = Param(
 BY = Param("by", "what to break it down by", "|".join(re.escape(n) for n in PER), 16, default="", example="project")
 
 
+_GOOD_S = 5.0
+"""Balances are summed at most this often: whoever asks in between gets the last ones."""
+
+
 class Accounts:
-    """What callers are told of the ledger.
+    """What callers are told of the ledger. Safe to use from several threads.
 
     Args:
         ledger: sums and balances; None where this process keeps none.
@@ -51,6 +57,9 @@ class Accounts:
     def __init__(self, ledger: Ledger | None, state: Callable[[], Json] = dict) -> None:
         self._ledger = ledger
         self._state = state
+        self._lock = threading.Lock()
+        self._summed_at = float("-inf")
+        self._balances: list[Balance] = []
 
     def state(self) -> Json:
         """How far the ledger is behind; empty where there is none."""
@@ -61,7 +70,7 @@ class Accounts:
         if self._ledger is None:
             return {}
         try:
-            balances = self._ledger.balances()
+            balances = self._all(self._ledger)
         except LedgerError:
             return {}
         return {
@@ -74,7 +83,7 @@ class Accounts:
 
     def budgets(self, cache: Cache, team: str = "") -> Json:
         """Every budget of teams that the caller may see: {"budgets", "others", "ledger"}."""
-        found = self._asked(lambda ledger: ledger.balances())
+        found = self._asked(self._all)
         held = _held(cache)
         mine = [b for b in found if _shown(cache, b.line.team)]
         return {
@@ -99,6 +108,22 @@ class Accounts:
             "corrections": wanted(whole["corrections"]),
             "others": {"teams": len({r["team"] for r in others}), "used_h": round(sum(r["used_h"] for r in others), 4)},
         }
+
+    def shown(self, cache: Cache) -> Json:
+        """For the page, which is shown without a ledger too: `budgets`, or {"error"}."""
+        if self._ledger is None:
+            return {"budgets": [], "others": 0}
+        try:
+            return self.budgets(cache)
+        except HTTPException as error:
+            return {"budgets": [], "others": 0, "error": error.detail}
+
+    def _all(self, ledger: Ledger) -> list[Balance]:
+        with self._lock:
+            if time.monotonic() - self._summed_at >= _GOOD_S:
+                self._balances = ledger.balances()
+                self._summed_at = time.monotonic()
+            return self._balances
 
     def _asked(self, ask: Callable[[Ledger], Any]) -> Any:
         if self._ledger is None:
