@@ -1,9 +1,9 @@
 """Kueue alone, with its topology-aware scheduling, and with that steered by Myriad, on simulated nodes.
 `make bench-scheduling`.
 
-For every seed and arm a control plane of its own is started (etcd, API server, controller manager, scheduler, Kueue;
-plain processes on loopback; kwok plays the nodes) and gets the same jobs at the same pace; all clients of the API have
-the same limit of requests a second. The arms' order changes from seed to seed. What a seed does:
+One control plane (etcd, API server, controller manager, scheduler, Kueue; plain processes on loopback; kwok plays the
+nodes) is emptied and used for every seed and arm. All arms of a seed get the same jobs at the same pace, and all
+clients of the API have the same limit of requests a second. The arms' order changes from seed to seed. What each does:
 
 - burst: jobs that stay are submitted at once into the empty cluster (workloads admitted a second);
 - churn: jobs come one after the other; most of them end again, and some stay. When it is over only those that stay are
@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from myriad.bench.scheduling import kwok
@@ -37,10 +36,12 @@ from myriad.errors import MyriadError
 from myriad.kube.client import CLUSTER_QUEUES, JOBS, Api
 from tests.scale.cluster import (
     CREATORS,
+    FLAT,
     POOL,
     apiserver,
     cluster,
     emit,
+    empty,
     extension_objects,
     in_parallel,
     memory_mb,
@@ -49,6 +50,8 @@ from tests.scale.cluster import (
     queues,
     say,
     start_extension,
+    stop_extension,
+    without_topology,
 )
 
 Json = dict[str, Any]
@@ -59,15 +62,15 @@ ARMS = ("kueue", "tas", "myriad")
 # The jobs
 
 
-def body_of(job: BenchJob, *, topology: bool) -> Json:
-    """A job as a batch Job."""
+def body_of(job: BenchJob, queue: str) -> Json:
+    """A job as a batch Job; a topology wish is said where the queue's flavor has one."""
     notes: dict[str, str] = {}
-    if topology and job.mode:
+    if queue != FLAT and job.mode:
         notes[f"kueue.x-k8s.io/podset-{job.mode}-topology"] = f"myriad.dev/{job.level}"
     if job.run_s is not None:
         notes[kwok.RUN_FOR] = f"{job.run_s:.1f}s"
     body = apiserver.gang_job(
-        job.name, pods=job.pods, gpus=job.gpus, namespace=job.team, pool=POOL, metadata={"annotations": notes}
+        job.name, pods=job.pods, gpus=job.gpus, namespace=job.team, pool=queue, metadata={"annotations": notes}
     )
     return dict(body)
 
@@ -78,8 +81,8 @@ def body_of(job: BenchJob, *, topology: bool) -> Json:
 class Part:
     """Submits jobs of an arm and waits for what comes of them."""
 
-    def __init__(self, api: Api, observed: Observed, *, topology: bool) -> None:
-        self.api, self.observed, self.topology = api, observed, topology
+    def __init__(self, api: Api, observed: Observed, *, queue: str) -> None:
+        self.api, self.observed, self.queue = api, observed, queue
 
     def at_once(self, jobs: Sequence[BenchJob]) -> None:
         """Submit as fast as the API takes them."""
@@ -99,7 +102,7 @@ class Part:
 
     def _create(self, job: BenchJob) -> None:
         self.observed.submitted(job.key)
-        self.api.create(JOBS, body_of(job, topology=self.topology), namespace=job.team)
+        self.api.create(JOBS, body_of(job, self.queue), namespace=job.team)
 
     def settled(self, jobs: Sequence[BenchJob], done: Callable[[Seen], bool], timeout_s: float) -> bool:
         """Wait until it is so for all of them; False where it was not in time."""
@@ -114,7 +117,7 @@ class Part:
         return False
 
 
-def play(options: argparse.Namespace, arm: str, seed: int, program: Path) -> Json:
+def play(options: argparse.Namespace, arm: str, seed: int, plane: Any, api: Api) -> Json:
     """One seed of one arm; its figures."""
     site = site_of(options.nodes)
     jobs = draw(
@@ -126,44 +129,53 @@ def play(options: argparse.Namespace, arm: str, seed: int, program: Path) -> Jso
         probes=options.probes,
         probe_rate=options.probe_rate,
     )
-    begun = time.monotonic()
-    bodies = queues(TEAMS, options.nodes * 8 // len(TEAMS), topology=arm != "kueue")
+    queue = FLAT if arm == "kueue" else POOL
+    set_quotas(api, queue, dict.fromkeys(TEAMS, options.nodes * 8 // len(TEAMS)))
     if arm == "myriad":
-        bodies += extension_objects()
-    with cluster(site, program, qps=options.qps, bodies=bodies) as (plane, api):
-        if arm == "myriad":
-            start_extension(plane, api)
-        say(f"seed {seed}, {arm}: up after {time.monotonic() - begun:.0f} s")
-        every = (*jobs.burst, *jobs.churn, *jobs.pending, *jobs.probes)
-        observed = Observed(api, {j.key: j.pods for j in every})
-        observed.start()
-        part = Part(api, observed, topology=arm != "kueue")
-        cpu_before = processor_s(plane)
-        part.at_once(jobs.burst)
-        part.settled(jobs.burst, lambda s: s.admitted is not None, options.wait_s)
-        say(f"seed {seed}, {arm}: burst")
-        late_s = part.in_time(jobs.churn)
-        done = part.settled(jobs.churn, lambda s: s.finished is not None or s.running is not None, options.wait_s)
-        part.settled([j for j in jobs.churn if j.run_s], lambda s: s.finished is not None, options.wait_s)
-        say(f"seed {seed}, {arm}: churn{'' if done else ' (not all have run)'}")
-        cpu_after = processor_s(plane)
-        with observed.lock:
-            figures = {
-                "burst": burst_figures(jobs, observed),
-                "churn": churn_figures(jobs, observed, late_s),
-                "places": place_figures(site, arm, jobs, observed),
-            }
-        if options.pending:
-            cut_quotas(api, observed)
-            figures["reasons"] = reason_figures(options, arm, jobs, part, api)
-            say(f"seed {seed}, {arm}: reasons")
+        start_extension(plane, api)
+    begun = time.monotonic()
+    observed = Observed(api, {j.key: j.pods for j in (*jobs.burst, *jobs.churn, *jobs.pending, *jobs.probes)})
+    observed.start()
+    try:
+        figures = parts(options, arm, jobs, Part(api, observed, queue=queue), plane, site)
+        figures["memory_mb"] = memory_mb(plane)
+    finally:
         observed.stop()
-        return {
-            "kind": "arm", "arm": arm, "seed": seed, "nodes": options.nodes, "qps": options.qps, **figures,
-            "cpu_s": {name: round(cpu_after[name] - cpu_before[name], 1) for name in cpu_after},
-            "memory_mb": memory_mb(plane),
-            "seconds": round(time.monotonic() - begun), "load": round(os.getloadavg()[0], 1),
-        }  # fmt: skip
+        if arm == "myriad":
+            stop_extension(plane, api)
+        empty(plane, api, TEAMS)
+    return {
+        "kind": "arm", "arm": arm, "seed": seed, "nodes": options.nodes, "qps": options.qps, **figures,
+        "seconds": round(time.monotonic() - begun), "load": round(os.getloadavg()[0], 1),
+    }  # fmt: skip
+
+
+def parts(options: argparse.Namespace, arm: str, jobs: Draw, part: Part, plane: Any, site: Site) -> Json:
+    """Burst, churn and reasons, one after the other."""
+    observed = part.observed
+    cpu = processor_s(plane)
+    part.at_once(jobs.burst)
+    part.settled(jobs.burst, lambda s: s.admitted is not None, options.wait_s)
+    say(f"{arm}: burst")
+    late_s = part.in_time(jobs.churn)
+    done = part.settled(jobs.churn, lambda s: s.finished is not None or s.running is not None, options.wait_s)
+    part.settled([j for j in jobs.churn if j.run_s], lambda s: s.finished is not None, options.wait_s)
+    say(f"{arm}: churn{'' if done else ' (not all have run)'}")
+    after = processor_s(plane)
+    with observed.lock:
+        figures: Json = {
+            "burst": burst_figures(jobs, observed),
+            "churn": churn_figures(jobs, observed, late_s),
+            "places": place_figures(site, arm, jobs, observed),
+        }
+    if options.pending:
+        with observed.lock:
+            held = {team: (observed.used.get(f"{team}-{part.queue}") or [(0.0, 0)])[-1][1] for team in TEAMS}
+        # Every team's quota becomes what it holds: nobody gets in, and nobody is asked to leave.
+        set_quotas(part.api, part.queue, held)
+        figures["reasons"] = reason_figures(options, arm, jobs, part, held)
+        say(f"{arm}: reasons")
+    return {**figures, "cpu_s": {name: round(after[name] - cpu.get(name, 0.0), 1) for name in after}}
 
 
 def burst_figures(jobs: Draw, observed: Observed) -> Json:
@@ -229,21 +241,18 @@ def place_figures(site: Site, arm: str, jobs: Draw, observed: Observed) -> Json:
     }
 
 
-def cut_quotas(api: Api, observed: Observed) -> None:
-    """Every team's quota becomes what it holds: nobody gets in, and nobody is asked to leave."""
-    with observed.lock:
-        held = {queue: changes[-1][1] for queue, changes in observed.used.items()}
-    for team in TEAMS:
-        name = f"{team}-{POOL}"
-        body = api.get(CLUSTER_QUEUES, name)
-        groups = body["spec"]["resourceGroups"]
+def set_quotas(api: Api, queue: str, gpus: dict[str, int]) -> None:
+    """GPUs of every team."""
+    for team, amount in gpus.items():
+        name = f"{team}-{queue}"
+        groups = api.get(CLUSTER_QUEUES, name)["spec"]["resourceGroups"]
         for resource in groups[0]["flavors"][0]["resources"]:
             if resource["name"] == "nvidia.com/gpu":
-                resource["nominalQuota"] = str(held.get(name, 0))
+                resource["nominalQuota"] = str(amount)
         api.patch(CLUSTER_QUEUES, name, {"spec": {"resourceGroups": groups}})
 
 
-def reason_figures(options: argparse.Namespace, arm: str, jobs: Draw, part: Part, api: Api) -> Json:
+def reason_figures(options: argparse.Namespace, arm: str, jobs: Draw, part: Part, nominal: dict[str, int]) -> Json:
     """How soon a reason can be read while many wait, and how many of them are right."""
     observed = part.observed
     part.at_once(jobs.pending)
@@ -256,13 +265,7 @@ def reason_figures(options: argparse.Namespace, arm: str, jobs: Draw, part: Part
     part.settled(jobs.probes, reached, 60.0)
     time.sleep(2.0)  # what was told as "not yet reached" is told again
     with observed.lock:
-        nominal = {}
-        for team in TEAMS:
-            resources = api.get(CLUSTER_QUEUES, f"{team}-{POOL}")["spec"]["resourceGroups"][0]["flavors"][0][
-                "resources"
-            ]
-            nominal[team] = next(int(r["nominalQuota"]) for r in resources if r["name"] == "nvidia.com/gpu")
-        ledger = Ledger(nominal, {team: observed.used.get(f"{team}-{POOL}", []) for team in TEAMS})
+        ledger = Ledger(nominal, {team: list(observed.used.get(f"{team}-{part.queue}", [])) for team in TEAMS})
         waiting = sum(1 for j in (*jobs.pending, *jobs.probes) if observed.jobs[j.key].reserved is None)
         return {
             "waiting": waiting,
@@ -385,15 +388,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if lacks := apiserver.missing():
         print(f"{', '.join(lacks)}: in no bundle of the cache; `make lab` or `make bundle` makes one", file=sys.stderr)
         return 1
+    lines = []
+    steered = queues(TEAMS, options.nodes * 8 // len(TEAMS))
+    bodies = [*steered, *without_topology(steered), *extension_objects()]
     try:
         program = kwok.program(say)
-        lines = []
-        for seed in range(options.first_seed, options.first_seed + options.seeds):
-            turn = seed % len(arms)
-            for arm in (*arms[turn:], *arms[:turn]):
-                line = play(options, arm, seed, program)
-                emit(**line)
-                lines.append(line)
+        begun = time.monotonic()
+        with cluster(site_of(options.nodes), program, qps=options.qps, bodies=bodies) as (plane, api):
+            say(f"{options.nodes} nodes after {time.monotonic() - begun:.0f} s")
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
+                turn = seed % len(arms)
+                for arm in (*arms[turn:], *arms[:turn]):
+                    say(f"seed {seed}, {arm}")
+                    line = play(options, arm, seed, plane, api)
+                    emit(**line)
+                    lines.append(line)
     except MyriadError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -22,11 +23,14 @@ import test_steering as steering  # noqa: E402
 from myriad.bench.scheduling import kwok  # noqa: E402
 from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
 from myriad.errors import MyriadError  # noqa: E402
-from myriad.kube.client import CLUSTER_QUEUES, NODES, Api, connect  # noqa: E402
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, NODES, PODS, WORKLOADS, Api, connect  # noqa: E402
+from myriad.scheduler.attach import detach_all, is_ours  # noqa: E402
 
 Json = dict[str, Any]
 
 POOL = "h100"
+FLAT = "flat"
+"""The pool's queues on a flavor with a topology, and on one without."""
 CREATORS = 4
 """Threads that create objects."""
 
@@ -93,27 +97,42 @@ def in_parallel(do: Callable[[Any], object], items: Sequence[Any]) -> None:
         list(pool.map(do, items))
 
 
-def queues(teams: Sequence[str], quota: int, *, topology: bool = True) -> list[Json]:
-    """Queues of all teams; without topology Kueue counts only, and kube-scheduler places.
+def queues(teams: Sequence[str], quota: int) -> list[Json]:
+    """A namespace, a ClusterQueue and a LocalQueue for each team, on the pool's flavor and topology.
 
     Args:
-        teams: each has a namespace, a ClusterQueue and a LocalQueue of the pool.
+        teams: whose.
         quota: GPUs of each team.
-        topology: the flavor has one.
     """
     found: dict[tuple[str, str], Json] = {}
     for team in teams:
         for body in apiserver.queue_objects(gpus=quota, team=team, pool=POOL):
-            if not topology:
-                if body["kind"] == "Topology":
-                    continue
-                body["spec"] = {k: v for k, v in (body.get("spec") or {}).items() if k != "topologyName"}
             if body["kind"] == "ClusterQueue":
                 enough = {"cpu": 1_000_000, "memory": "10000Ti"}
                 for resource in body["spec"]["resourceGroups"][0]["flavors"][0]["resources"]:
                     resource["nominalQuota"] = enough.get(resource["name"], resource["nominalQuota"])
             found[body["kind"], f"{body['metadata'].get('namespace')}/{body['metadata']['name']}"] = body
     return list(found.values())
+
+
+def without_topology(bodies: Sequence[Json]) -> list[Json]:
+    """The same queues once more, on a flavor without topology: Kueue counts only, and kube-scheduler places. They are
+    no pool of Myriad's."""
+    found = []
+    for body in copy.deepcopy(list(bodies)):
+        metadata, spec = body["metadata"], body.get("spec")
+        if body["kind"] not in ("ResourceFlavor", "ClusterQueue", "LocalQueue"):
+            continue
+        metadata["name"] = metadata["name"].replace(POOL, FLAT)
+        if body["kind"] == "ResourceFlavor":
+            del spec["topologyName"]
+        elif body["kind"] == "ClusterQueue":
+            del metadata["labels"]
+            spec["resourceGroups"][0]["flavors"][0]["name"] = FLAT
+        else:
+            spec["clusterQueue"] = spec["clusterQueue"].replace(POOL, FLAT)
+        found.append(body)
+    return found
 
 
 def extension_objects() -> list[Json]:
@@ -126,23 +145,40 @@ def start_extension(plane: Any, api: Api, *, timeout_s: float = 120.0) -> str:
     """One replica with the rights of its service account and the defaults of its settings; wait until it has attached
     its check to all queues. Returns the address of its page."""
     port = apiserver._free_port()
+    records = Path(tempfile.mkdtemp(prefix="records-", dir=plane.work))
     environment = {
         "PYTHONPATH": str(ROOT / "src"),
         "KUBECONFIG": str(plane.kubeconfig_for(steering.ACCOUNT)),
         "POD_NAME": "bench",
         "MYRIAD_SCHEDULER_PORT": str(port),
         "MYRIAD_SCHEDULER_AUTH": "off",
-        "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / "decisions.jsonl"),
+        "MYRIAD_SCHEDULER_DECISIONS": str(records / "decisions.jsonl"),
     }
     plane.start("extension", [sys.executable, "-m", "myriad.scheduler"], environment)
 
     def attached() -> bool:
-        return all(
-            (q["spec"].get("admissionChecksStrategy") or {}).get("admissionChecks") for q in api.list(CLUSTER_QUEUES)[0]
-        )
+        ours = [q for q in api.list(CLUSTER_QUEUES)[0] if is_ours(q)]
+        return all((q["spec"].get("admissionChecksStrategy") or {}).get("admissionChecks") for q in ours)
 
     wait_for(attached, timeout_s, "the extension has attached its check")
     return f"http://127.0.0.1:{port}"
+
+
+def stop_extension(plane: Any, api: Api) -> None:
+    """End it, and let its queues go on unsteered."""
+    plane.stop("extension")
+    detach_all(api, "myriad")
+
+
+def empty(plane: Any, api: Api, namespaces: Sequence[str]) -> None:
+    """Delete all Jobs, and wait until nothing of them is left."""
+    for namespace in namespaces:
+        plane.kubectl("-n", namespace, "delete", "jobs", "--all", "--wait=false", "--cascade=background")
+
+    def gone() -> bool:
+        return not any(api.list(kind, namespace=n)[0] for n in namespaces for kind in (JOBS, WORKLOADS, PODS))
+
+    wait_for(gone, 600, "everything is gone", pause_s=1.0)
 
 
 def processor_s(plane: Any) -> dict[str, float]:
