@@ -217,6 +217,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+drift:
+  description: What differs, field by field, with role (the set), kind, item, expected and found.
+  returned: in check mode, when something would change
+  type: list
+  elements: dict
 created:
   description: Objects that were created. C(updated), C(unchanged), C(pruned), C(kept) and C(missing) likewise.
   returned: always
