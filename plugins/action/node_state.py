@@ -30,7 +30,7 @@ class ActionModule(NodeAction):
             if self._task.check_mode:
                 module_args["predicted"] = run_context.predictions(host)
         elif state == "check":
-            module_args["inputs_hash"] = inputs.run_digest(task_vars, args)
+            module_args["inputs_hash"] = inputs.node_digest(task_vars, args)
             module_args["parts_hash"] = inputs.part_digests(args.get("parts") or {})
         elif state == "converged":
             # As it was at the first task of the run: what tasks registered since then is no input.

@@ -36,6 +36,9 @@ MAGIC = {
     "role_path",
     "role_uuid",
 }
+# What only the cluster follows from: queues, priorities, admission rules. A quota that changes is no reason to go through
+# every node; a test shows that no role on nodes reads them. Names of teams count where the registry has users.
+CLUSTER_ONLY = ("myriad_teams", "myriad_cohorts", "myriad_priorities", "myriad_preemption", "myriad_burn_in")
 # Of ansible's own variables only the address is one that templates use.
 KEPT = {"ansible_host"}
 
@@ -79,6 +82,14 @@ def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:
         for name, value in parts.items()
         if value
     }
+
+
+def node_digest(task_vars: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+    """As ``run_digest``, for a node: what only the cluster follows from is left out."""
+    ignored = [*(args.get("ignore_vars") or ["site_full"]), *CLUSTER_ONLY]
+    teams = task_vars.get("myriad_teams") if task_vars.get("site_registry_credentials") else None
+    users = sorted(map(str, teams)) if isinstance(teams, Mapping) else canonical(teams)
+    return run_digest(task_vars, {**args, "ignore_vars": ignored, "inputs": [args.get("inputs"), users]})
 
 
 def run_digest(task_vars: Mapping[str, Any], args: Mapping[str, Any]) -> str:

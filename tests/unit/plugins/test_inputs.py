@@ -108,3 +108,32 @@ def test_the_second_run_is_converged_and_another_variable_is_not(ansible, tmp_pa
     shutil.rmtree(tmp_path / "state")
     assert ansible(play, "--skip-tags", "none").returncode == 0
     assert not (tmp_path / "state" / "_site.json").exists()
+
+
+@pytest.fixture
+def node_digest(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "collection_digest", lambda _cache: "collection")
+
+    def digest(**changes):
+        return inputs.node_digest({**BASE, **changes}, {"inputs": ["cp1"]})
+
+    return digest
+
+
+def test_a_quota_is_no_input_of_a_node_and_a_pool_is(node_digest):
+    before = node_digest(myriad_teams={"vision": {"quota": {"h100": 8}}}, myriad_pools={"h100": {"gpus_per_node": 8}})
+    assert before == node_digest(
+        myriad_teams={"vision": {"quota": {"h100": 16}}}, myriad_pools={"h100": {"gpus_per_node": 8}}
+    )
+    assert before != node_digest(
+        myriad_teams={"vision": {"quota": {"h100": 8}}}, myriad_pools={"h100": {"gpus_per_node": 4}}
+    )
+
+
+def test_a_team_is_an_input_where_the_registry_has_a_user_for_it(node_digest):
+    one, two = {"vision": {"quota": {}}}, {"vision": {"quota": {}}, "speech": {}}
+    assert node_digest(myriad_teams=one) == node_digest(myriad_teams=two)
+    credentials = {"site_registry_credentials": True}
+    assert node_digest(myriad_teams=one, **credentials) != node_digest(myriad_teams=two, **credentials)
+    more = {"vision": {"quota": {"h100": 8}}}
+    assert node_digest(myriad_teams=one, **credentials) == node_digest(myriad_teams=more, **credentials)

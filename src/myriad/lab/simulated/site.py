@@ -101,7 +101,7 @@ def write_description(site: SimulatedSite, *, bundle: Path, network: str) -> Non
     }
     _write(site.inventory / "hosts.yml", {"all": {"children": groups}})
     _write(folder / "cluster.yml", _cluster())
-    _write(folder / "teams.yml", _teams(len(site.names)))
+    _write(folder / "teams.yml", _teams())
     _write(folder / "site.yml", _settings(site, bundle, network))
 
 
@@ -133,12 +133,11 @@ def _cluster() -> dict[str, Any]:
     }
 
 
-def _teams(nodes: int) -> dict[str, Any]:
-    half = nodes * 8 // 2
+def _teams() -> dict[str, Any]:
     return {
         "myriad_teams": {
-            "vision": {"namespaces": ["vision"], "quota": {"h100": half}, "weight": 2, "cohort": "research"},
-            "speech": {"namespaces": ["speech"], "quota": {"h100": half}, "cohort": "research"},
+            "vision": {"namespaces": ["vision"], "quota": {"h100": 16}, "weight": 2, "cohort": "research"},
+            "speech": {"namespaces": ["speech"], "quota": {"h100": 8}, "cohort": "research"},
         }
     }
 
@@ -185,12 +184,13 @@ def write_bundle(folder: Path, names: Sequence[str] = _ARTIFACTS, images: Sequen
         )  # fmt: skip
     pictures = []
     for repo in images:
-        layer = put(f"layer of {repo}\n".encode())
-        manifest = put(json.dumps({"image": repo}).encode())
+        config, layer = put(b"{}"), put(f"layer of {repo}\n".encode())
+        named = [{"mediaType": b.media_type, "digest": f"sha256:{b.sha256}", "size": b.size} for b in (config, layer)]
+        manifest = put(json.dumps({"schemaVersion": 2, "config": named[0], "layers": named[1:]}).encode())
         pictures.append(
             ImageEntry(
                 ref=f"{repo}:1.0.0", component=repo, version="1.0.0", digest=f"sha256:{manifest.sha256}",
-                media_type="application/vnd.oci.image.manifest.v1+json", size=manifest.size, blobs=[layer],
+                media_type="application/vnd.oci.image.manifest.v1+json", size=manifest.size, blobs=[config, layer],
                 origin=_ORIGIN,
             )
         )  # fmt: skip
