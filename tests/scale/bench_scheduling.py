@@ -41,6 +41,7 @@ from tests.scale.cluster import (
     apiserver,
     cluster,
     emit,
+    end_when_told,
     empty,
     extension_objects,
     in_parallel,
@@ -382,6 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--probe-rate", type=float, default=4.0, help="of these a second (4)")
     parser.add_argument("--wait-s", type=float, default=300.0, help="the longest wait for one part of a run (300)")
     options = parser.parse_args(arguments)
+    end_when_told()
     arms = [a for a in options.arms.split(",") if a]
     if unknown := sorted(set(arms) - set(ARMS)):
         parser.error(f"there is no arm {', '.join(unknown)}; it is some of {', '.join(ARMS)}")

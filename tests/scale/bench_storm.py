@@ -38,6 +38,7 @@ from tests.scale.cluster import (
     apiserver,
     cluster,
     emit,
+    end_when_told,
     extension_objects,
     in_parallel,
     memory_mb,
@@ -333,6 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--away-s", type=float, default=5.0, help="how long the API server is away (5)")
     parser.add_argument("--rest-s", type=float, default=30.0, help="how long nothing happens (30)")
     options = parser.parse_args(arguments)
+    end_when_told()
     if lacks := apiserver.missing():
         print(f"{', '.join(lacks)}: in no bundle of the cache; `make lab` or `make bundle` makes one", file=sys.stderr)
         return 1

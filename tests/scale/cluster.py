@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -43,6 +44,11 @@ def say(text: str) -> None:
 def emit(**line: Any) -> None:
     """One figure."""
     print(json.dumps(line), flush=True)
+
+
+def end_when_told() -> None:
+    """SIGTERM ends the program as Ctrl-C does: nothing that it started stays."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager
