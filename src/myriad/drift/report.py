@@ -77,6 +77,8 @@ class Report:
         unreachable: hosts that did not answer, with the reason.
         failures: hosts on which the look itself failed, with the reason.
         notes: what was found and is nobody's mistake (a cordon by hand).
+        seconds: that the look took.
+        cluster_compared: whether the cluster's objects were part of it (a limit may leave them out).
     """
 
     nodes: list[str] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Report:
     failures: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    cluster_compared: bool = True
 
     @property
     def exit_code(self) -> int:
@@ -124,7 +127,8 @@ class Report:
         differ = "1 differs" if len(self.drifted) == 1 else f"{len(self.drifted) or 'none'} differ"
         cluster = f"{objects} differences in the cluster" if objects != 1 else "1 difference in the cluster"
         if not objects:
-            cluster = "the cluster is as described" if CLUSTER not in self.failures else "the cluster was not compared"
+            is_known = self.cluster_compared and CLUSTER not in self.failures
+            cluster = "the cluster is as described" if is_known else "the cluster was not compared"
         missing = f", {len(self.unreachable)} not reached" if self.unreachable else ""
         return f"{nodes}, {differ}{missing}; {cluster}: {self.seconds:.0f} s"
 
@@ -139,6 +143,7 @@ class Report:
         return {
             "exit_code": self.exit_code,
             "nodes": len(self.nodes),
+            "cluster_compared": self.cluster_compared,
             "drifted": self.drifted,
             "differences": [asdict(entry) for entry in self.differences],
             "unreachable": dict(self.unreachable),
@@ -188,7 +193,9 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
     if not run.is_finished:
         failures.setdefault(CLUSTER, "the run was broken off")
     unreachable = {result.name: result.unreachable for result in run.hosts.values() if result.unreachable}
-    return Report(sorted(nodes), sorted(found), unreachable, failures, list(dict.fromkeys(notes)), run.seconds)
+    return Report(
+        sorted(nodes), sorted(found), unreachable, failures, list(dict.fromkeys(notes)), run.seconds, bool(in_cluster)
+    )
 
 
 def _of_record(sentences: Iterable[str], *, explained: bool) -> set[Difference]:

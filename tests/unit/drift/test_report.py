@@ -41,7 +41,9 @@ def test_nothing_differs() -> None:
 
 
 def test_a_package_that_somebody_upgraded_is_named_with_who_did_it_and_what_to_do() -> None:
-    report = report_of(events(result("gpu0041"), result("gpu0042", drift=[PACKAGE])))
+    report = report_of(
+        events(result("gpu0041"), result("gpu0042", drift=[PACKAGE]), result("cp1", play="cluster as recorded"))
+    )
     assert report.exit_code == 5
     assert report.lines("inventories/prod") == [
         "gpu0042  package libnvidia-ml1: 580.126.20 -> 580.142.09  (unattended-upgrade, 2026-11-29 06:12:01)",
@@ -105,3 +107,9 @@ def test_hosts_that_do_not_answer_and_looks_that_fail() -> None:
         == 2
     )
     assert report_of(events(result("gpu1"), finished=False)).exit_code == 2
+
+
+def test_a_look_that_left_the_cluster_out_does_not_say_that_it_is_right() -> None:
+    report = report_of(events(result("gpu1")))
+    assert report.lines() == ["1 node, none differ; the cluster was not compared: 2 s"]
+    assert report.as_dict()["cluster_compared"] is False
