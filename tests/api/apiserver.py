@@ -37,6 +37,9 @@ from myriad.stack.bundle import Bundle
 
 Json = dict[str, Any]
 
+PATIENCE = float(os.environ.get("MYRIAD_TEST_PATIENCE", "1"))
+"""How many times longer than usual everything may take: for a machine that is busy with something else."""
+
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue", "kubectl", "helm")
 _IN_BUNDLE = {"kueue": "kueue-manager", "chart": "kueue-chart"}
 
@@ -292,7 +295,7 @@ def _install_kueue(plane: ControlPlane, qps: int) -> None:
         }
     )
     plane.apply(objects)
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", f"--timeout={60 * PATIENCE:.0f}s")
     config["leaderElection"] = {"leaderElect": False}
     config["integrations"] = {"frameworks": ["batch/job"]}
     config["metrics"] = {"bindAddress": "0"}
@@ -411,7 +414,7 @@ def _free_port() -> int:
 
 
 def _wait_port(port: int, timeout_s: float) -> None:
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + timeout_s * PATIENCE
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
@@ -422,7 +425,7 @@ def _wait_port(port: int, timeout_s: float) -> None:
 def _wait_ready(plane: ControlPlane, url: str, timeout_s: float) -> None:
     context = ssl.create_default_context(cafile=str(plane.ca))
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {plane.tokens['admin']}"})
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + timeout_s * PATIENCE
     while time.monotonic() < end:
         with (
             contextlib.suppress(OSError, urllib.error.URLError),

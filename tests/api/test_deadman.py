@@ -19,10 +19,9 @@ from typing import Any
 import apiserver
 import httpx
 import pytest
-from apiserver import ControlPlane, check_object, fake_node, queue_objects
+from apiserver import PATIENCE, ControlPlane, check_object, fake_node, queue_objects
 from test_steering import (
     ACCOUNT,
-    PATIENCE,
     ROOT,
     Replica,
     admitted,
@@ -54,7 +53,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         nodes = [fake_node(f"g{r}{i}", ("hall1", "b1", f"r{r}")) for r in range(2) for i in range(4)]
         system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
         running.apply([system, *nodes, *queue_objects(gpus=64), check_object(), *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        running.kubectl("wait", "--for=condition=Ready", "node", "--all", f"--timeout={60 * PATIENCE:.0f}s")
         yield running
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import apiserver
 import httpx
 import pytest
-from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
+from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects
 from bookings import Bookings, moment_of, watched
 from test_steering import ACCOUNT, Replica, attached, lease, rights, until
 
@@ -46,7 +46,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         nodes = [fake_node(f"g{i:02}", ("hall1", f"b{i // 12}", f"r{i // 6}")) for i in range(NODES_TOTAL)]
         system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
         running.apply([system, *nodes, *queue_objects(gpus=NODES_TOTAL * 8), check_object(), *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        running.kubectl("wait", "--for=condition=Ready", "node", "--all", f"--timeout={60 * PATIENCE:.0f}s")
         yield running
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import apiserver
 import pytest
-from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
+from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects
 from bookings import Bookings, moment_of, watched
 from kubelets import ENDS_AFTER
-from test_steering import ACCOUNT, PATIENCE, Replica, rights, until
+from test_steering import ACCOUNT, Replica, rights, until
 
 from myriad.kube.client import CLUSTER_QUEUES, JOBS, WORKLOADS, Api, connect
 from myriad.scheduler.attach import is_attached
@@ -61,7 +61,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         ]
         system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
         running.apply([system, *nodes, *queues, *classes, check_object(), *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=90s")
+        running.kubectl("wait", "--for=condition=Ready", "node", "--all", f"--timeout={90 * PATIENCE:.0f}s")
         Replica(running, "ext-pairs")
         yield running
 

@@ -20,7 +20,7 @@ import apiserver
 import httpx
 import pytest
 import yaml
-from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
+from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects
 from jinja2 import Environment, FileSystemLoader
 
 from myriad.kube.client import CLUSTER_QUEUES, JOBS, LEASES, NODES, PODS, WORKLOADS, Api
@@ -31,8 +31,6 @@ Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = "system:serviceaccount:myriad-system:myriad-scheduler"
 RACK = "myriad.dev/rack"
-PATIENCE = float(os.environ.get("MYRIAD_TEST_PATIENCE", "1"))
-"""How many times longer than usual everything may take: for a machine that is busy with something else."""
 
 pytestmark = [
     apiserver.AT_HAND,
