@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from followed import Followed, PodSeen, until
 from receiver import Lag, Receiver
 
+from myriad.images.registry import Registry
 from myriad.kube.client import CONFIG_MAPS, JOBS, LEASES, PODS, Api, connect
 from myriad.lab.nodes import SHARED_DIR
 from myriad.scheduler.notices.facts import moment
@@ -38,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.engine]
 
 CLONE = Path(__file__).resolve().parents[2]
 MYRIAD = str(Path(sys.executable).with_name("myriad"))
-IMAGE = "registry.myriad.internal/myriad/gang-check:0.1.0"
+REPOSITORY = "myriad/gang-check"
 SYSTEM = "myriad-system"
 KEY = "the key of the end-to-end test"
 GRACE_S = 300
@@ -131,11 +132,11 @@ def apply(lab: Any, objects: list[Json]) -> None:
     lab.kubectl("apply", "--server-side", "-f", "-", text="---\n".join(yaml.safe_dump(o) for o in objects))
 
 
-def rendered(name: str, team: str, *, nodes: int, priority: str, steps: int, claimed: str = "") -> list[Json]:
+def rendered(lab: Any, name: str, team: str, *, nodes: int, steps: int, claimed: str = "") -> list[Json]:
     """A job as `myriad job new` renders it for that team, with the gang check in it."""
     arguments = [
         "job", "new", "batch", "--json", "--name", name, "--team", team, "--nodes", str(nodes), "--gpus", "8",
-        "--image", IMAGE, "--cpu", "50m", "--memory", "128Mi", "--priority", priority, "--hours", "1",
+        "--image", image_of(lab), "--cpu", "50m", "--memory", "128Mi", "--priority", "normal", "--hours", "1",
         "--checkpoint-interval", "30s", "--env", f"GANG_STEPS={steps}", "--env", "GANG_CHECKPOINT_EVERY=20",
         *(["--checkpoint-claim", claimed] if claimed else []),
         "--kubeconfig", str(CLONE / ".lab" / "kubeconfig"),
@@ -156,6 +157,14 @@ def submit(objects: list[Json]) -> str:
     return done.stdout + done.stderr
 
 
+def image_of(lab: Any) -> str:
+    """The gang check as the site's registry has it, by digest."""
+    with Registry(f"http://{lab.hosts['cp1']['address']}:5000") as registry:
+        digest = registry.digest_of(REPOSITORY, "0.1.0")
+    assert digest is not None
+    return f"registry.myriad.internal/{REPOSITORY}@{digest}"
+
+
 def with_uploader(objects: list[Json]) -> list[Json]:
     job = next(o for o in objects if o["kind"] == "Job")
     pod = job["spec"]["template"]["spec"]
@@ -164,7 +173,7 @@ def with_uploader(objects: list[Json]) -> list[Json]:
     pod["containers"].append(
         {
             "name": "uploader",
-            "image": IMAGE,
+            "image": main["image"],
             "command": ["python3", "-c", UPLOADER],
             "resources": {"requests": requests, "limits": requests},
             "securityContext": main["securityContext"],
@@ -252,10 +261,10 @@ def _play(lab: Any, api: Api, webhook: Receiver, seen: Story) -> None:
     followed = seen.followed
     apply(lab, claim())
     # vision fills the cluster: 8 of its own on one node, then 16 of which 8 are speech's.
-    seen.submitted[HOLDER] = submit(rendered(HOLDER, "vision", nodes=1, priority="normal", steps=100_000))
+    seen.submitted[HOLDER] = submit(rendered(lab, HOLDER, "vision", nodes=1, steps=100_000))
     (holder,) = until(lambda: followed.running(HOLDER, 1), 90, "the holder runs")
     seen.holder_node = holder.node
-    gang = with_uploader(rendered(VICTIM, "vision", nodes=2, priority="normal", steps=STEPS, claimed=CLAIM))
+    gang = with_uploader(rendered(lab, VICTIM, "vision", nodes=2, steps=STEPS, claimed=CLAIM))
     seen.submitted[VICTIM] = submit(gang)
     seen.first = until(lambda: followed.running(VICTIM, 2), 90, "the victim runs")
     until(lambda: checkpoint_step(lab, seen.first[0].node) >= 20, 60, "it has saved once")
@@ -263,7 +272,7 @@ def _play(lab: Any, api: Api, webhook: Receiver, seen: Story) -> None:
     seen.annotated = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     lab.kubectl("-n", "vision", "annotate", "job", VICTIM, f"myriad.dev/last-checkpoint={seen.annotated}")
 
-    seen.submitted[OWNER] = submit(rendered(OWNER, "speech", nodes=1, priority="normal", steps=60))
+    seen.submitted[OWNER] = submit(rendered(lab, OWNER, "speech", nodes=1, steps=60))
     until(lambda: followed.is_true(VICTIM, "Evicted"), 60, "the victim is evicted")
     until(lambda: webhook.of(VICTIM), 20, "the notice arrives")
     seen.arrived, seen.headers, seen.body = next(e for e in webhook.got if VICTIM.encode() in e[2])
