@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST := $(BIN)/pytest $(ARGS)
 
 .PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e \
-        bench-placement bench-scheduling bench-storm bench-protection bench-bringup bench-prewarm bench-image bench-page bench-eta bundle validate build clean
+        bench-placement bench-scale bench-scheduling bench-storm bench-protection bench-bringup bench-prewarm bench-image bench-page bench-eta bundle validate build clean
 
 help: ## list the verbs
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ test-full: check ## make test and the slow tests, for the night (about three hou
 
 bench-placement: env ## one placement decision at 10,000 and 50,000 GPUs, as JSON lines
 	@$(BIN)/python -m tests.scale.bench_placement $(ARGS)
+
+bench-scale: env ## the playbooks over 10, 100 and 1,000 simulated hosts: nothing to do, one added, 3 % dead, as JSON lines
+	@$(BIN)/python -m tests.scale.bench_scale $(ARGS)
 
 bench-scheduling: env ## Kueue alone, with TAS, steered by Myriad on 1,250 simulated nodes, paired by seed, as JSON lines
 	@$(BIN)/python -m tests.scale.bench_scheduling $(ARGS)

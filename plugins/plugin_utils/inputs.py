@@ -36,8 +36,8 @@ MAGIC = {
     "role_path",
     "role_uuid",
 }
-# What only the cluster follows from: queues, priorities, admission rules. A quota that changes is no reason to go through
-# every node; a test shows that no role on nodes reads them. Names of teams count where the registry has users.
+# What only the cluster follows from: queues, priorities, admission rules. A quota that changes is no reason to go
+# through every node; a test shows that no role on nodes reads them. Names of teams count where the registry has users.
 CLUSTER_ONLY = ("myriad_teams", "myriad_cohorts", "myriad_priorities", "myriad_preemption", "myriad_burn_in")
 # Of ansible's own variables only the address is one that templates use.
 KEPT = {"ansible_host"}

@@ -2,12 +2,15 @@
 
 For each size: a run that has nothing to do, one node added (by site.yml, which looks at every host, and by
 add_node.yml, which looks at the new one), and a run in which 3 % of the hosts are dead. The hosts are files
-(`myriad.lab.simulated`); all that runs on the controller is real. Their answers take the time of a node's (`--answer`),
-so wall time holds what a site would wait for, and CPU time holds no node's. What is missing against a real site: the
-ssh client's own CPU time. Plays on the cluster's API are left out (`--limit gpu_nodes`).
+(`myriad.lab.simulated`); all that runs on the controller is real. Their answers take the time of a node's
+(`--answer`), so wall time holds what a site would wait for, and CPU time holds no node's. What is missing against a
+real site: the ssh client's own CPU time.
 
-A run that does not do what it should (a change where there is nothing to do, a host that is not found dead) is an error:
-its figures would mean nothing.
+Plays on the cluster's API are left out (`--limit gpu_nodes`). With `--cluster` what grows with the nodes there (labels
+and NodePortraits) is applied to a real API server that has so many Nodes: at first, again, and with one node more.
+
+A run that does not do what it should (a change where there is nothing to do, a host that is not found dead) is an
+error: its figures would mean nothing.
 """
 
 from __future__ import annotations
@@ -203,6 +206,77 @@ def measure(
     return costs
 
 
+def measure_cluster(count: int, folder: Path) -> None:
+    """Labels and NodePortraits of all nodes on a real API server, one line each time they are applied."""
+    sys.path.insert(0, str(ROOT / "tests" / "api"))
+    import apiserver
+    import yaml
+
+    from myriad.kube.client import NODES, connect
+
+    site = simulated.write_site(folder / "site", count + 1)
+    manifests = list(yaml.safe_load_all((ROOT / "roles/node_portrait/files/nodeportraits.yaml").read_text()))
+    with apiserver.api_server(folder / "plane") as plane:
+        api = connect(plane.kubeconfig)
+        for name in site.names:
+            body = apiserver.fake_node(name, simulated.location_of(name).split("/"))
+            body["metadata"]["labels"] = {"kubernetes.io/hostname": name}
+            api.create(NODES, body)
+        fewer = simulated.SimulatedSite(site.folder, site.names[:-1])
+        simulated.write_description(fewer, bundle=site.folder / "bundle", network="fabric")
+        for name in ("cluster, at first", "cluster, no-op"):
+            emit(**_applied(name, count, plane, fewer, manifests))
+        simulated.write_description(site, bundle=site.folder / "bundle", network="fabric")
+        emit(**_applied("cluster, one node more", count, plane, site, manifests))
+        api.close()
+
+
+def _applied(
+    name: str, count: int, plane: Any, site: simulated.SimulatedSite, manifests: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    from myriad.fleet import check, node_labels
+    from myriad.fleet.portrait_spec import node_portraits, portrait_specs
+    from myriad.inventory import read_inventory
+    from myriad.kube.apply import Applier, Options
+    from myriad.kube.client import connect
+
+    cpu, started = time.process_time(), time.monotonic()
+    fleet = check(read_inventory(site.inventory)).fleet
+    described_s = time.monotonic() - started
+    labels = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": dict(node_labels(fleet, node))}}
+        for node in site.names
+    ]
+    portraits = [*manifests, *node_portraits(portrait_specs(fleet))]
+    api = connect(plane.kubeconfig)
+    requests: list[str] = []
+    sent = api._client.request
+
+    def counted(method: str, *arguments: Any, **options: Any) -> Any:
+        requests.append(method)
+        return sent(method, *arguments, **options)
+
+    api._client.request = counted  # type: ignore[method-assign]
+    written = 0
+    for options, objects in (
+        (Options("node-labels", existing_only=True, force_conflicts=True, timeout_s=600), labels),
+        (Options("node-portrait", prune=True, timeout_s=600), portraits),
+    ):
+        done = Applier(api, options).apply(objects)
+        written += len(done.created) + len(done.changed)
+    api.close()
+    return {
+        "run": name,
+        "hosts": count,
+        "seconds": round(time.monotonic() - started, 1),
+        "cpu_s": round(time.process_time() - cpu, 1),
+        "description_s": round(described_s, 1),
+        "requests": len(requests),
+        "reads": requests.count("GET"),
+        "written": written,
+    }
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="make bench-scale ARGS=", description=(__doc__ or "").split("\n\n")[0])
@@ -212,6 +286,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--forks", type=int, default=50, help="hosts at the same time")
     parser.add_argument("--network", choices=("fabric", "routed"), default="fabric", help="pod_network_mode")
     parser.add_argument("--runs", default="no-op,add,add-alone,dead", help="which runs, beside the first look")
+    parser.add_argument("--cluster", action="store_true", help="the cluster's half, on a real API server, and no hosts")
     given = parser.parse_args(arguments)
     settings = {
         "MYRIAD_SIMULATED_ANSWER_S": str(given.answer),
@@ -220,6 +295,11 @@ def main(arguments: Sequence[str]) -> int:
     }
     emit(cores=os.cpu_count(), load=round(os.getloadavg()[0], 1), answer_s=given.answer, forks=given.forks)
     sizes = [int(word) for word in given.sizes.split(",")]
+    if given.cluster:
+        for count in sizes:
+            with tempfile.TemporaryDirectory(prefix="myriad-scale-") as scratch:
+                measure_cluster(count, Path(scratch))
+        return 0
     found: dict[int, dict[str, Cost]] = {}
     for count in sizes:
         with tempfile.TemporaryDirectory(prefix="myriad-scale-") as scratch:
