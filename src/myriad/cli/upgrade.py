@@ -72,6 +72,9 @@ def run(
         int, typer.Option(min=0, help="Seconds to wait for jobs to end, their nodes closed to new ones meanwhile.")
     ] = 0,
     failures: Annotated[int, typer.Option(min=0, help="Nodes that may fail before no further wave begins.")] = 0,
+    site: Annotated[
+        bool, typer.Option("--site/--no-site", help="End with a site run: the cluster's programs, and the record.")
+    ] = True,
     json_: JsonOption = False,
 ) -> None:
     """Upgrade control planes one by one, then nodes in waves, each drained, done, proven, given back; then a site run.
@@ -93,21 +96,21 @@ def run(
             break
         console.print(f"waiting for jobs on {', '.join(waited_for)}", markup=False) if not json_ else None
         time.sleep(min(_AGAIN_S, max(1.0, until - time.monotonic())))
-    code, site = result.exit_code, None
+    code, rest = result.exit_code, None
     if not code:
-        site = _site(inventory, limit, sorted(left), quiet=json_)
-        code = site.exit_code or (4 if left else 0)
+        rest = _site(inventory, limit, sorted(left), quiet=json_) if site else None
+        code = (rest.exit_code if rest else 0) or (4 if left else 0)
     if json_:
         document = {
             "exit_code": code,
-            "seconds": round(result.seconds + (site.seconds if site else 0.0), 1),
+            "seconds": round(result.seconds + (rest.seconds if rest else 0.0), 1),
             **found,
-            "failures": _failures(result) | (_failures(site) if site else {}),
+            "failures": _failures(result) | (_failures(rest) if rest else {}),
             "not_back": {name: result.hosts[name].unreachable for name in result.unreachable_hosts},
         }
         emit_json(document)
     else:
-        console.print(_sentence(result, site, found, code), markup=False, soft_wrap=True)
+        console.print(_sentence(result, rest, found, code), markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
