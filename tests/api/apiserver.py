@@ -41,6 +41,8 @@ PATIENCE = float(os.environ.get("MYRIAD_TEST_PATIENCE", "1"))
 """How many times longer than usual everything may take: for a machine that is busy with something else."""
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue", "kubectl", "helm")
+START_S = 300.0
+"""The longest wait for a program to answer: seconds on a machine of its own, minutes beside a lab and its builds."""
 _IN_BUNDLE = {"kueue": "kueue-manager", "chart": "kueue-chart"}
 
 
@@ -252,7 +254,7 @@ def _start_api(plane: ControlPlane, users: Sequence[str]) -> None:
             "--disable-admission-plugins=ServiceAccount",
         ],
     )
-    _wait_ready(plane, f"{plane.url}/readyz", 60)
+    _wait_ready(plane, f"{plane.url}/readyz", START_S)
 
 
 def _install_kueue(plane: ControlPlane, qps: int) -> None:
@@ -313,7 +315,7 @@ def _install_kueue(plane: ControlPlane, qps: int) -> None:
             "--feature-gates=VisibilityOnDemand=false",
         ],
     )
-    _wait_port(port, 60)
+    _wait_port(port, START_S)
 
 
 def _start_controllers(plane: ControlPlane, qps: int) -> None:
