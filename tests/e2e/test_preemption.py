@@ -141,7 +141,7 @@ def rendered(lab: Any, name: str, team: str, *, nodes: int, steps: int, claimed:
         *(["--checkpoint-claim", claimed] if claimed else []),
         "--kubeconfig", str(CLONE / ".lab" / "kubeconfig"),
     ]  # fmt: skip
-    done = subprocess.run([MYRIAD, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([MYRIAD, *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return list(json.loads(done.stdout)["objects"])
 
@@ -150,7 +150,7 @@ def submit(objects: list[Json]) -> str:
     """Through `myriad job submit`, as people do; what it said."""
     done = subprocess.run(
         [MYRIAD, "job", "submit", "-", "--kubeconfig", str(CLONE / ".lab" / "kubeconfig")],
-        input="---\n".join(yaml.safe_dump(o) for o in objects), capture_output=True, text=True, timeout=120,
+        input="---\n".join(yaml.safe_dump(o) for o in objects), capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
