@@ -37,7 +37,7 @@ CRON_JOBS = Resource("batch", "v1", "cronjobs", "CronJob")
 CRON_JOB = "myriad-dead-man"
 _SILENT_S = 300.0
 _LOOK_EVERY_S = 1.0
-_SLOW_S = 3.0
+_COUNTS_AT_MOST_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +81,24 @@ def watch(
 ) -> Watch:
     """Look at the Lease for as long as a live leader could leave it alone, plus one round of its election.
 
-    Only time in which the API server answered counts: while it stands still no leader can renew, and what it shows
-    right after says nothing yet. After such a look the watch begins anew.
+    A look that takes long counts as a few seconds: while the API server stands still no leader can renew, and what it
+    shows right after says nothing yet. One that is slow for long is judged all the same, later.
 
     Raises:
         ApiError: the API server refuses to show it. One that is away raises too: then nothing can be judged.
     """
     patience_s = settings.lease_duration_s + 2 * settings.retry_period_s
     before = _look(api, settings)
-    began = clock()
+    last, still_s = clock(), 0.0
     while True:
         sleep(_LOOK_EVERY_S)
-        asked = clock()
         now = _look(api, settings)
-        answered = clock()
         if now is not None and now != before and now[1]:
             return Watch(True, f"the extension lives: {now[1]} leads")
-        if answered - asked > _SLOW_S:
-            log.info("the API server took %.0f s to answer: the watch begins anew", answered - asked)
-            before, began = now, answered
-        elif answered - began >= patience_s:
+        answered = clock()
+        still_s += min(answered - last, _COUNTS_AT_MOST_S)
+        last = answered
+        if still_s >= patience_s:
             whose = f"{now[1]} has not renewed it" if now and now[1] else "nobody holds it"
             there = f"the Lease {settings.namespace}/{settings.lease} has not moved for {patience_s:.0f} s ({whose})"
             return Watch(False, there if now else f"there is no Lease {settings.namespace}/{settings.lease}")
