@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def play(
     return process.returncode, result_of(parse(events.read_text().splitlines())), cost
 
 
-def judge(run: RunResult, code: int, *, dead: Sequence[str] = (), added: str = "", log: Path) -> None:
+def judge(run: RunResult, code: int, *, dead: Sequence[str] = (), changing: Collection[str] = (), log: Path) -> None:
     """Whether a run did what is measured, and nothing else.
 
     Raises:
@@ -139,8 +139,8 @@ def judge(run: RunResult, code: int, *, dead: Sequence[str] = (), added: str = "
     if run.unreachable_hosts != sorted(dead):
         wrong.append(f"{len(run.unreachable_hosts)} hosts were not reached, {len(dead)} are dead")
     changed = {name for name, host in run.hosts.items() if host.changed}
-    if changed != ({added} if added else set()):
-        wrong.append(f"changed {', '.join(sorted(changed)[:5]) or 'nothing'}")
+    if changed != set(changing):
+        wrong.append(f"changed {', '.join(sorted(changed)[:5]) or 'nothing'}, and not {len(changing)} hosts")
     if not run.is_finished or code not in (0, 4) or (code == 4) != bool(dead):
         wrong.append(f"ansible-playbook ended with {code}")
     if wrong:
@@ -182,22 +182,19 @@ def measure(
         costs[name] = cost
         emit(**_line(name, count, run, cost, network=network))
 
-    # What the hosts recorded before: without it the first run would have to do everything on each of them.
-    one("first look", "site", only)
-    if "no-op" in runs:
-        one("no-op", "site", only)
-    if "add" in runs:
-        site = simulated.add_nodes(site, 1, bundle=bundle, network=network)
-        one("one added, by site.yml", "site", only, added=site.names[-1])
-    if "add-alone" in runs:
+    # Hosts that adopt take this run for their last one; all that follow compare with what it asked.
+    one("no-op", "site", only)
+    if "again" in runs:
+        one("no-op again", "site", only)
+    for name, playbook in (("add", "site"), ("add-alone", "add_node")):
+        if name not in runs:
+            continue
         site = simulated.add_nodes(site, 1, bundle=bundle, network=network)
         new = site.names[-1]
-        one(
-            "one added, by add_node.yml",
-            "add_node",
-            ["--limit", "gpu_nodes,localhost", "-e", f"add_node={new}"],
-            added=new,
-        )
+        # In a routed network all others get the route to the new one.
+        changing = site.names if network == "routed" else [new]
+        alone = ["--limit", "gpu_nodes,localhost", "-e", f"add_node={new}"]
+        one(f"one added, by {playbook}.yml", playbook, only if name == "add" else alone, changing=changing)
     if "dead" in runs:
         step = max(1, round(1 / DEAD_SHARE))
         dead = site.names[step // 2 :: step]
@@ -285,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds until a dead host is given up")
     parser.add_argument("--forks", type=int, default=50, help="hosts at the same time")
     parser.add_argument("--network", choices=("fabric", "routed"), default="fabric", help="pod_network_mode")
-    parser.add_argument("--runs", default="no-op,add,add-alone,dead", help="which runs, beside the first look")
+    parser.add_argument("--runs", default="again,add,add-alone,dead", help="which runs, beside the first no-op")
     parser.add_argument("--cluster", action="store_true", help="the cluster's half, on a real API server, and no hosts")
     given = parser.parse_args(arguments)
     settings = {

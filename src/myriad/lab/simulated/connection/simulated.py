@@ -85,6 +85,9 @@ class Connection(ConnectionBase):
         kept = machine.code.setdefault(call["key"], [])
         if call["packed"] is not None and call["module"] not in kept:
             kept.append(call["module"])
+        if machine.adopts and call["module"] not in kept:
+            # Its last run was with this code: it has it.
+            kept.append(call["module"])
         if call["module"] not in kept:
             return {"changed": False, "myriad_code": "lacking"}
         return self._run(machine, call["module"], call["arguments"], folder)
