@@ -30,7 +30,7 @@ def ask(api: Api, path: str, params: dict[str, str]) -> Json:
         if error.status == 400 and said:
             raise InputError(said) from error
         raise MyriadError(
-            said or "the scheduler extension does not answer, and it keeps the ledger",
+            said or f"the scheduler extension, which keeps the ledger, does not answer: {error.message[:200]}",
             where=f"{api.base_url}{path}",
             hint="`myriad status` shows whether it runs; `kubectl -n myriad-system get pods` which replica does not",
         ) from error

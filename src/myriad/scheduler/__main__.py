@@ -91,6 +91,8 @@ class Extension:
         self._copier = Copier(
             api, self.decisions, namespace=settings.namespace, port=settings.port, token=settings.peer_token
         )
+        # Where both replicas write into one database, there is nothing to copy.
+        self._ledger_copier = self.accounting.copier()
         self._evictions_due = every(_EVICTIONS_INTERVAL_S, time.monotonic)
         self._copy_due = every(_COPY_INTERVAL_S, time.monotonic)
         self._beat = time.monotonic()
@@ -136,6 +138,8 @@ class Extension:
             if missing or not self.leader.is_leader():
                 if self._copy_due() and self.leader.holder not in ("", self.settings.identity):
                     self._copier.copy(self.leader.holder)
+                    if self._ledger_copier is not None:
+                        self._ledger_copier.copy(self.leader.holder)
                 # Followers keep the cache warm; the version is not taken as seen, so that a new leader starts at once.
                 self.stop.wait(0.25)
                 continue

@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from myriad.kube.client import WORKLOADS
 from myriad.scheduler.ledger.book import Ledger
+from myriad.scheduler.ledger.copying import LedgerCopier
 from myriad.scheduler.ledger.corrections import Correcting
 from myriad.scheduler.ledger.journal import Journal, Writer
 from myriad.scheduler.ledger.keeper import Keeper
@@ -94,6 +95,14 @@ class Accounting:
         if not self.writer.is_alive():
             self.writer.close()
             self.ledger.store.close()
+
+    def copier(self) -> LedgerCopier | None:
+        """What keeps this replica's file like the leader's; None where both write into one database."""
+        settings = self._parts.settings
+        if not self.ledger.store.own_file:
+            return None
+        place = {"namespace": settings.namespace, "port": settings.port, "token": settings.peer_token}
+        return LedgerCopier(self._parts.api, self._parts.decisions, store=self.ledger.store, **place)
 
     def state(self) -> Json:
         """For /v1/status: where the ledger is and how far it is behind."""

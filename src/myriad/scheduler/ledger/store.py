@@ -21,7 +21,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
 
 from myriad.errors import MyriadError
 from myriad.scheduler.ledger.engines import READS, address, engine_of
-from myriad.scheduler.ledger.facts import Admission, Ending, Fact
+from myriad.scheduler.ledger.facts import Admission, Ending, Fact, Holding
 from myriad.scheduler.ledger.migrate import migrate
 from myriad.scheduler.ledger.schema import (
     AdmissionRow,
@@ -124,6 +124,24 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """What was added to a ledger since a moment.
+
+    Attributes:
+        seen: until when the cluster was followed; None for a new ledger.
+        following: the moment from which to ask next; what was added in that second may come again.
+        more: whether more is there already.
+    """
+
+    facts: Sequence[Fact]
+    quotas: Sequence[Quota]
+    corrections: Sequence[Correction]
+    seen: int | None
+    following: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """A charge that has no ending yet."""
 
@@ -169,6 +187,11 @@ class Store:
     def where(self) -> str:
         """The database as it is named in messages; never with a password."""
         return self._url.render_as_string(hide_password=True)
+
+    @property
+    def own_file(self) -> bool:
+        """Whether it is a file that other machines do not write."""
+        return self._url.get_backend_name() == "sqlite"
 
     def prepare(self) -> str:
         """Bring the schema up, once. Raises SchemaError for a newer one, LedgerError where nothing answers."""
@@ -404,6 +427,66 @@ class Store:
                 .order_by(Q.since, Q.id)
             )
             return [Quota(*row) for row in rows]
+
+    def tail(self, after: int, *, most: int = 5000) -> Tail:
+        """What was added since a moment of this database's own clock, in the order in which it was added.
+
+        Written into another ledger (`write`, `quota`, `correct`, `seen`), it makes that one hold the same.
+        """
+        ends = EndingRow.__table__.join(AdmissionRow.__table__, A.id == E.admission_id)
+        with self._reading() as connection:
+            edges = [
+                connection.execute(select(at).where(at >= after).order_by(at).offset(most).limit(1)).scalar()
+                for at in (A.recorded_at, E.recorded_at)
+            ]
+            # Whole seconds, so that none is cut in two.
+            until = max(after + 1, min(int(e) for e in edges if e is not None)) if any(edges) else None
+            columns = [c for c in A if c.name not in ("workload_uid",)]
+            new = select(A.workload_uid.label("uid"), *columns).where(A.recorded_at >= after)
+            old = select(A.workload_uid, A.admitted_at, *(c for c in E if c.name != "admission_id")).select_from(ends)
+            old = old.where(E.recorded_at >= after)
+            if until is not None:
+                new, old = new.where(A.recorded_at < until), old.where(E.recorded_at < until)
+            begun: list[dict[str, Any]] = [row._asdict() for row in connection.execute(new)]
+            held = self._holdings(connection, [row["id"] for row in begun])
+            found: list[tuple[int, int, int, Fact]] = []
+            last = after
+            for row in begun:
+                key, at = row.pop("id"), row.pop("recorded_at")
+                last = max(last, at)
+                found.append((at, row["started_at"], 1, Admission(**row, holdings=held[key])))
+            for end in connection.execute(old):
+                last = max(last, end.recorded_at)
+                if end.outcome == "resized" and not end.reason:
+                    # The admission that follows it says so.
+                    continue
+                fact = Ending(
+                    end.workload_uid, end.admitted_at, end.ended_at, end.outcome, end.reason, end.basis,
+                    end.checkpoint_at,
+                )  # fmt: skip
+                found.append((end.recorded_at, end.ended_at, 0, fact))
+            asked = select(C.uid, C.at, C.team, C.pool, C.project, C.gpu_seconds, C.who, C.why)
+            corrected = [Correction(*row) for row in connection.execute(asked.where(C.recorded_at >= after))]
+            seen = self._seen(connection)
+        quotas = [q for q in self.quotas(until=2**62) if q.since >= after - 60]
+        found.sort(key=lambda f: f[:3])
+        return Tail(
+            facts=[fact for *_, fact in found],
+            quotas=quotas,
+            corrections=corrected,
+            seen=seen,
+            following=last if until is None else until,
+            more=until is not None,
+        )
+
+    def _holdings(self, connection: Connection, keys: Sequence[int]) -> dict[int, tuple[Holding, ...]]:
+        found: dict[int, list[Holding]] = {key: [] for key in keys}
+        for start in range(0, len(keys), _CHUNK):
+            part = keys[start : start + _CHUNK]
+            columns = (H.admission_id, H.pool, H.flavor, H.resource, H.slices, H.per_gpu, H.borrowed)
+            for key, *values in connection.execute(select(*columns).where(H.admission_id.in_(part))):
+                found[int(key)].append(Holding(*values))
+        return {key: tuple(holdings) for key, holdings in found.items()}
 
     def counts(self) -> dict[str, int]:
         """Rows by table."""

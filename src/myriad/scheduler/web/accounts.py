@@ -21,6 +21,7 @@ from myriad.scheduler.cache import Cache, key_of
 from myriad.scheduler.ledger import budgets
 from myriad.scheduler.ledger.book import PER, Ledger
 from myriad.scheduler.ledger.budgets import Balance
+from myriad.scheduler.ledger.copying import PATH, as_json
 from myriad.scheduler.ledger.holds import hold_of
 from myriad.scheduler.ledger.periods import moment
 from myriad.scheduler.ledger.report import merged
@@ -28,7 +29,7 @@ from myriad.scheduler.ledger.store import LedgerError
 from myriad.scheduler.model import POOL_LABEL
 from myriad.scheduler.objects import TEAM_LABEL
 from myriad.scheduler.quota_view import Balance as Hours
-from myriad.scheduler.web.answers import ROWS, TEAM, answer, fields
+from myriad.scheduler.web.answers import AFTER, ROWS, TEAM, answer, fields
 from myriad.scheduler.web.auth import Scope
 from myriad.scheduler.web.endpoint import Ask, Endpoint, Param, Rule
 from myriad.scheduler.web.scope import ScopedCache
@@ -108,6 +109,11 @@ class Accounts:
             "corrections": wanted(whole["corrections"]),
             "others": {"teams": len({r["team"] for r in others}), "used_h": round(sum(r["used_h"] for r in others), 4)},
         }
+
+    def tail(self, after: int) -> Json:
+        """What was added to the ledger since a moment, for another replica's copy."""
+        document: Json = self._asked(lambda ledger: as_json(ledger.store.tail(after)))
+        return document
 
     def shown(self, cache: Cache) -> Json:
         """For the page, which is shown without a ledger too: `budgets`, or {"error"}."""
@@ -192,7 +198,18 @@ def endpoints(accounts: Accounts) -> list[Endpoint]:
         asked = {"period": ask.text("period"), "team": ask.text("team"), "by": ask.text("by")}
         return answer(accounts.report(ask.cache, ask.scope, **asked))
 
+    def tail(ask: Ask) -> Response:
+        return answer(accounts.tail(ask.number("after")))
+
     return [
+        Endpoint(
+            path=PATH,
+            rule=Rule.CLUSTER,
+            answer=tail,
+            about="Rows added to the ledger since a moment; replicas copy from one another by it.",
+            params=(AFTER,),
+            returns=fields("facts", "quotas", "corrections", "next", "more", facts=ROWS),
+        ),
         Endpoint(
             path="/v1/budgets",
             rule=Rule.REDUCED,
