@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ from myriad.scheduler.objects import (
     pod_is_terminal,
     pod_requests,
     pod_use,
+    succeeded_at,
     toleration,
     workload_key_of_pod,
     workload_view,
@@ -100,7 +101,8 @@ class Cache:
         self._uses: dict[str, PodUse] = {}
         self._gpu_pods: dict[str, Json] = {}
         self._gpu_pods_of: dict[str, set[str]] = defaultdict(set)
-        self._pods_by_workload: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
+        # uid -> podset, node, and when it succeeded (empty before).
+        self._pods_by_workload: dict[str, dict[str, tuple[str, str, str]]] = defaultdict(dict)
         self._reserved: dict[str, dict[str, PodUse]] = {}
         self._snapshot = Snapshot(self._levels)
         self._stale = True
@@ -261,7 +263,7 @@ class Cache:
         podset = (pod["metadata"].get("labels") or {}).get(PODSET_LABEL, "")
         # A failed pod is replaced on the same node, so its place stays reserved; a finished one is not.
         if node and not failed:
-            self._pods_by_workload[workload][uid] = (podset, node)
+            self._pods_by_workload[workload][uid] = (podset, node, succeeded_at(pod))
         else:
             self._pods_by_workload[workload].pop(uid, None)
 
@@ -300,9 +302,7 @@ class Cache:
         view = self._views.get(key)
         if view is None or not view.quota_reserved or view.finished or view.evicted or not view.assignment:
             return {}
-        standing: dict[tuple[str, str], int] = defaultdict(int)
-        for podset, node in self._pods_by_workload.get(key, {}).values():
-            standing[podset, node] += 1
+        standing = Counter(self._standing(view))
         requests = {p.name: p.requests for p in view.gang.podsets}
         owner = f"{view.gang.namespace}/{view.gang.name}"
         uses = {}
@@ -473,10 +473,20 @@ class Cache:
         """Where the pods of a Workload really stand: podset -> node -> pods."""
         with self.lock:
             found: dict[str, dict[str, int]] = {}
-            for podset, node in self._pods_by_workload.get(view.key, {}).values():
+            for podset, node in self._standing(view):
                 by_node = found.setdefault(podset, {})
                 by_node[node] = by_node.get(node, 0) + 1
             return found
+
+    def _standing(self, view: WorkloadView) -> Iterator[tuple[str, str]]:
+        """Podset and node of each pod of this admission.
+
+        A gang that was evicted and comes back brings only the pods that it still needs: those that had succeeded
+        before (Kueue's reclaimable pods) stand where the earlier admission put them.
+        """
+        for podset, node, ended in self._pods_by_workload.get(view.key, {}).values():
+            if not ended or ended >= view.reserved_at:
+                yield podset, node
 
     @property
     def levels(self) -> tuple[str, ...]:

@@ -151,6 +151,15 @@ def pod_is_terminal(pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
+def succeeded_at(pod: Json) -> str:
+    """When the last container of a pod that succeeded ended, RFC 3339; empty for every other pod."""
+    status = pod.get("status") or {}
+    if status.get("phase") != "Succeeded":
+        return ""
+    ends = [(c.get("state") or {}).get("terminated") or {} for c in status.get("containerStatuses") or []]
+    return max((str(end.get("finishedAt") or "") for end in ends), default="")
+
+
 def pod_use(pod: Json) -> PodUse | None:
     """What a bound pod takes; None for one that holds nothing (not bound yet, or terminal)."""
     metadata, spec = pod["metadata"], pod["spec"]
@@ -237,6 +246,7 @@ class WorkloadView:
         gpus_held: GPUs of its quota reservation; 0 before.
         job: kind, apiVersion, name and uid of the owner, {} where nobody owns it.
         workload: the Workload's own name (the gang bears the job's).
+        reserved_at: when quota was reserved or was lost last, RFC 3339; empty before.
     """
 
     gang: Gang
@@ -257,6 +267,7 @@ class WorkloadView:
     gpus_held: int
     job: Mapping[str, str]
     workload: str
+    reserved_at: str = ""
 
     @property
     def key(self) -> str:
@@ -320,6 +331,7 @@ def workload_view(workload: Json, *, check_name: str, pool: str = "", team: str 
         gpus_held=_gpus_held(admission),
         job=job,
         workload=metadata["name"],
+        reserved_at=str(conditions.get("QuotaReserved", {}).get("lastTransitionTime") or ""),
     )
 
 

@@ -156,7 +156,7 @@ class Steering:
         if write is not None:
             written = self._write(view, write)
             if written and view.check is not None:
-                reserved_s = seconds_since(self._reserved_at(view), datetime.now(UTC))
+                reserved_s = seconds_since(view.reserved_at, datetime.now(UTC))
                 self._metrics.accept_seconds.observe(reserved_s)
         if view.nodes and view.nodes != memory.assigned:
             memory.assigned = view.nodes
@@ -190,21 +190,14 @@ class Steering:
         outcome = plan(snapshot, view.gang, self._policy)
         return outcome if isinstance(outcome, Plan) else None
 
-    def _reserved_at(self, view: WorkloadView) -> str:
-        body = self._cache.object(WORKLOADS, view.key) or {}
-        for condition in (body.get("status") or {}).get("conditions") or []:
-            if condition["type"] == "QuotaReserved":
-                return str(condition.get("lastTransitionTime") or "")
-        return ""
-
     def _record_outcome(self, view: WorkloadView) -> None:
-        """Where the pods really stand, once all of them stand."""
+        """Where the pods really stand, once all stand that were assigned a node; all of the gang where TAS assigns none."""
         memory = self._remember(view)
         real: dict[str, int] = {}
         for by_node in self._cache.pods_of(view).values():
             for node, pods in by_node.items():
                 real[node] = real.get(node, 0) + pods
-        if sum(real.values()) < view.gang.pods or real == memory.outcome:
+        if sum(real.values()) < (sum(view.nodes.values()) or view.gang.pods) or real == memory.outcome:
             return
         memory.outcome = real
         snapshot = self._cache.snapshot()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from myriad.errors import MyriadError
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, NODES, PODS, WORKLOADS, ApiError
+from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, NODES, PODS, WORKLOADS, ApiError, Json
 
 RACK = "myriad.dev/rack"
 
@@ -330,6 +330,31 @@ def test_where_the_pods_really_stand_is_recorded_once(world: Any, make: Any) -> 
     world.put(PODS, make.pod("a-1b", node_name="n5", of="a"))
     world.run(2)
     assert world.records("outcome")[-1].agree is False
+
+
+def _succeeded(pod: Json, at: str) -> Json:
+    ended = {"name": "x", "state": {"terminated": {"exitCode": 0, "finishedAt": at}}}
+    return pod | {"status": {"phase": "Succeeded", "containerStatuses": [ended]}}
+
+
+def test_pods_that_succeeded_before_the_gang_came_back_stand_in_no_plan(world: Any, make: Any) -> None:
+    """An eviction in the middle: the gang comes back for the pods that it still needs, and only these are judged."""
+    back = make.workload("a", assigned={"n0": 1}, pods=3, state="Ready", admitted=True)
+    for condition in back["status"]["conditions"]:
+        if condition["type"] == "QuotaReserved":
+            condition["lastTransitionTime"] = "2026-11-30T09:41:52Z"
+    world.put(PODS, _succeeded(make.pod("a-0", node_name="n0", of="a"), "2026-11-30T09:40:59Z"))
+    world.put(PODS, _succeeded(make.pod("a-1", node_name="n1", of="a"), "2026-11-30T09:40:59Z"))
+    world.put(WORKLOADS, back)
+    world.run()
+    assert not world.records("outcome")
+    (view,) = [v for v in world.cache.views() if v.gang.name == "a"]
+    assert len(world.cache.reserved_uids(view)) == 1, "its pod is yet to come, though another one was on that node"
+    world.put(PODS, make.pod("a-2", node_name="n0", of="a"))
+    world.run(2)
+    (record,) = world.records("outcome")
+    assert (record.nodes, record.agree) == ({"n0": 1}, True)
+    assert not world.cache.reserved_uids(view)
 
 
 def test_a_disk_that_refuses_records_does_not_hold_gangs_up(
