@@ -46,7 +46,7 @@ BOUNDARIES = (
     "role device_plugin", "role node_portrait", "role scheduler_extension", "role cluster_policy", "role team_access",
 )  # fmt: skip
 #: Roles of site.yml that the lab has no host for.
-WITHOUT_HOST = {"api_load_balancer", "fabric", "mig", "training_operator", "volcano"}
+WITHOUT_HOST = {"api_load_balancer", "fabric", "metrics", "mig", "training_operator", "volcano"}
 
 
 def _roles_of_site() -> set[str]:

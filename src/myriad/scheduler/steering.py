@@ -191,7 +191,7 @@ class Steering:
         return outcome if isinstance(outcome, Plan) else None
 
     def _record_outcome(self, view: WorkloadView) -> None:
-        """Where the pods really stand, once all stand that were assigned a node; all of the gang where TAS assigns none."""
+        """Where the pods really stand, once all that got a node stand; all of the gang where TAS gives none."""
         memory = self._remember(view)
         real: dict[str, int] = {}
         for by_node in self._cache.pods_of(view).values():
