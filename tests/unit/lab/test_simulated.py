@@ -117,7 +117,7 @@ def test_a_site_is_described_without_an_error_and_its_bundle_is_whole(tmp_path: 
     found = check(read_inventory(grown.inventory))
     assert list(found.errors) == []
     assert len(found.fleet.hosts) == 22
-    assert found.fleet.hosts["gpu0021"].location == "hall1/b1/r003"
+    assert found.fleet.hosts["gpu0021"].location == ("hall1", "b1", "r003")
     assert not host.load(grown.hosts, site.address_of("gpu0021")).adopts
     assert host.load(grown.hosts, site.address_of("gpu0020")).adopts
     bundle = Bundle.load(tmp_path / "site" / "bundle")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -161,16 +163,26 @@ def _write(path: Path, content: Any) -> None:
     path.write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False))
 
 
+def _tar(name: str, content: bytes) -> bytes:
+    """A layer of one file."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
 def write_bundle(folder: Path, names: Sequence[str] = _ARTIFACTS, images: Sequence[str] = _IMAGES) -> Path:
     """A bundle whose files hold their names; enough for roles that send digests and never look inside."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def put(content: bytes) -> Blob:
+    def put(content: bytes, media_type: str = FILE_MEDIA_TYPE) -> Blob:
         digest = hashlib.sha256(content).hexdigest()
         path = folder / "sha256" / digest[:2] / digest
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        return Blob(sha256=digest, size=len(content), media_type=FILE_MEDIA_TYPE)
+        return Blob(sha256=digest, size=len(content), media_type=media_type)
 
     files = []
     for name in names:
@@ -184,7 +196,9 @@ def write_bundle(folder: Path, names: Sequence[str] = _ARTIFACTS, images: Sequen
         )  # fmt: skip
     pictures = []
     for repo in images:
-        config, layer = put(b"{}"), put(f"layer of {repo}\n".encode())
+        layer = put(_tar("image", f"{repo}\n".encode()), "application/vnd.oci.image.layer.v1.tar")
+        rootfs = {"type": "layers", "diff_ids": [f"sha256:{layer.sha256}"]}
+        config = put(json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode())
         named = [{"mediaType": b.media_type, "digest": f"sha256:{b.sha256}", "size": b.size} for b in (config, layer)]
         manifest = put(json.dumps({"schemaVersion": 2, "config": named[0], "layers": named[1:]}).encode())
         pictures.append(
