@@ -157,14 +157,30 @@ def _number(head: str) -> str:
 
 
 def table(
-    identity: str, caption: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], empty: str
+    identity: str,
+    caption: str,
+    heads: Sequence[str],
+    rows: Iterable[tuple[str, Sequence[str]]],
+    empty: str,
+    *,
+    laid_out: bool = False,
 ) -> str:
-    """A table whose rows have keys; its scripts find it by `identity`. A head that ends in # is of numbers."""
-    head = "".join(f'<th scope="col"{_number(h)}>{escape(h.rstrip("#"))}</th>' for h in heads)
+    """A table whose rows have keys; its scripts find it by `identity`. A head that ends in # is of numbers.
+
+    Args:
+        identity, caption, heads, rows, empty: of the table; the last is said where it has no rows.
+        laid_out: the style sheet lays its rows out otherwise, so that browsers have to be told what they are.
+    """
+
+    def role(name: str) -> str:
+        return f' role="{name}"' if laid_out else ""
+
+    col, line, first, cell_role = role("columnheader"), role("row"), role("rowheader"), role("cell")
+    head = "".join(f'<th scope="col"{_number(h)}{col}>{escape(h.rstrip("#"))}</th>' for h in heads)
     body = "".join(
-        f'<tr data-key="{escape(key)}">'
+        f'<tr data-key="{escape(key)}"{line}>'
         + "".join(
-            f'<th scope="row">{cell}</th>' if i == 0 else f"<td{_number(h)}>{cell}</td>"
+            f'<th scope="row"{first}>{cell}</th>' if i == 0 else f"<td{_number(h)}{cell_role}>{cell}</td>"
             for i, (h, cell) in enumerate(zip(heads, cells, strict=True))
         )
         + "</tr>"
@@ -172,7 +188,8 @@ def table(
     )
     hidden = " hidden" if body else ""
     return f"""<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">
-<table id="{identity}"><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+<table id="{identity}"{role("table")}><caption>{escape(caption)}</caption>
+<thead{role("rowgroup")}><tr{line}>{head}</tr></thead><tbody{role("rowgroup")}>{body}</tbody></table>
 </div>
 <p class="dim empty" data-empty="{identity}"{hidden}>{escape(empty)}</p>"""
 
@@ -442,7 +459,7 @@ def _nodes(nodes: Mapping[str, Json], frame: Frame) -> str:
         ]
         rows.append((name, cells))
     heads = ["node", "place", "pool", "state", "used#", "stopping#", "free#", "missing#", "jobs (GPUs)"]
-    return table("nodes", "GPU nodes", heads, rows, "There is no GPU node.")
+    return table("nodes", "GPU nodes", heads, rows, "There is no GPU node.", laid_out=True)
 
 
 # Job

@@ -73,6 +73,7 @@
     constructor(id, cells, { order = null, keep = () => true, most = 2000 } = {}) {
       this.table = byId(id);
       this.body = this.table && this.table.tBodies[0];
+      this.laidOut = this.table && this.table.hasAttribute("role");
       this.cells = cells;
       this.order = order;
       this.keep = keep;
@@ -95,6 +96,7 @@
         if (!known) {
           known = { tr: document.createElement("tr"), text: "" };
           known.tr.dataset.key = key;
+          if (this.laidOut) known.tr.setAttribute("role", "row");
           this.made.set(key, known);
         }
         if (known.text !== text) {
@@ -114,6 +116,7 @@
         const cell = document.createElement(i === 0 ? "th" : "td");
         if (i === 0) cell.scope = "row";
         if (this.numbers[i]) cell.className = "n";
+        if (this.laidOut) cell.setAttribute("role", i === 0 ? "rowheader" : "cell");
         cell.append(...(Array.isArray(content) ? content : [content]).map((c) => (c instanceof Node ? c : String(c))));
         return cell;
       }));
