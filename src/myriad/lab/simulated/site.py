@@ -209,7 +209,7 @@ def write_bundle(folder: Path, names: Sequence[str] = _ARTIFACTS, images: Sequen
             )
         )  # fmt: skip
     manifest_ = Manifest(
-        schema=1, myriad=version("myriad"), arch="amd64", lock_sha256="0" * 64, files=files, images=pictures,
+        format=1, myriad=version("myriad"), arch="amd64", lock_sha256="0" * 64, files=files, images=pictures,
         versions={"kubernetes": "1.35.4", "containerd": "2.3.4", "kueue": "0.17.0"},
     )  # fmt: skip
     (folder / MANIFEST).write_bytes(manifest_bytes(manifest_))

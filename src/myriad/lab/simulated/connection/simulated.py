@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.connection import ConnectionBase
-from ansible_collections.myriad.gpu.plugins.plugin_utils import kept_code
+from ansible_collections.myriad.gpu.plugins.plugin_utils import kept_code  # type: ignore[import-untyped]
 
 from myriad.lab.simulated import answers, host
 
@@ -45,7 +45,7 @@ CALL = b"\n\nmain(\n"
 WORD = re.compile(rb"^    (\w+)=(.*?),?$", re.DOTALL | re.MULTILINE)
 
 
-class Connection(ConnectionBase):
+class Connection(ConnectionBase):  # type: ignore[misc]  # ansible-core is untyped
     """See DOCUMENTATION."""
 
     transport = "simulated"
