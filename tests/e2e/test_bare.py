@@ -42,11 +42,11 @@ BOUNDARIES = (
     "task The registry holds what the lock names",
     "role container_runtime", "task Programs of the container runtime", "task The container runtime runs",
     "role pod_network", "role gpu_toolkit", "role kubernetes_node", "role kubernetes_control_plane",
-    "task Start the cluster", "role image_prewarm", "role kueue", "role etcd_backup", "task Join",
+    "task Start the cluster", "role image_prewarm", "role kueue", "task Join",
     "role device_plugin", "role node_portrait", "role scheduler_extension", "role cluster_policy", "role team_access",
 )  # fmt: skip
 #: Roles of site.yml that the lab has no host for.
-WITHOUT_HOST = {"api_load_balancer", "fabric", "metrics", "mig", "training_operator", "volcano"}
+WITHOUT_HOST = {"api_load_balancer", "etcd_backup", "fabric", "metrics", "mig", "training_operator", "volcano"}
 
 
 def _roles_of_site() -> set[str]:
