@@ -40,6 +40,7 @@ from tests.scale.cluster import (
     POOL,
     apiserver,
     cluster,
+    create,
     emit,
     empty,
     end_when_told,
@@ -103,7 +104,7 @@ class Part:
 
     def _create(self, job: BenchJob) -> None:
         self.observed.submitted(job.key)
-        self.api.create(JOBS, body_of(job, self.queue), namespace=job.team)
+        create(self.api, JOBS, body_of(job, self.queue), job.team)
 
     def settled(self, jobs: Sequence[BenchJob], done: Callable[[Seen], bool], timeout_s: float) -> bool:
         """Wait until it is so for all of them; False where it was not in time."""

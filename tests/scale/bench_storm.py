@@ -37,6 +37,7 @@ from tests.scale.cluster import (
     POOL,
     apiserver,
     cluster,
+    create,
     emit,
     end_when_told,
     extension_objects,
@@ -93,7 +94,7 @@ class Scene:
 def fill(scene: Scene) -> None:
     """Bound pods of one GPU each, outside every queue, as evenly as they go; seven of eight GPUs at most."""
     pods = min(scene.options.pods, len(scene.site.names) * 7)
-    in_parallel(lambda k: scene.api.create(PODS, filler(scene.site, k), namespace=FILLER), range(pods))
+    in_parallel(lambda k: create(scene.api, PODS, filler(scene.site, k), FILLER), range(pods))
     wait_for(lambda: running(scene.api) >= pods, 600 + pods / 20, "all pods run", pause_s=5.0)
 
 
@@ -248,7 +249,7 @@ def pods_move(scene: Scene) -> None:
 
         def move(k: int) -> None:
             scene.api.delete(PODS, f"pod-{k:06d}-0", namespace=FILLER)
-            scene.api.create(PODS, filler(scene.site, k, turn=1), namespace=FILLER)
+            create(scene.api, PODS, filler(scene.site, k, turn=1), FILLER)
 
         in_parallel(move, range(moved))
         line["moving_s"] = round(time.monotonic() - begun, 1)
@@ -292,7 +293,7 @@ def run(options: argparse.Namespace) -> None:
         say(f"{options.nodes} nodes after {time.monotonic() - begun:.0f} s")
         fill(scene)
         say(f"{running(api)} pods after {time.monotonic() - begun:.0f} s")
-        api.create(JOBS, apiserver.gang_job("holder", pods=7, gpus=1, namespace=TEAM, pool=POOL), namespace=TEAM)
+        create(api, JOBS, apiserver.gang_job("holder", pods=7, gpus=1, namespace=TEAM, pool=POOL), TEAM)
         begun = time.monotonic()
         scene.url = start_extension(plane, api, timeout_s=600)
         until_agrees(scene)
@@ -303,7 +304,7 @@ def run(options: argparse.Namespace) -> None:
             cpu_s=processor_s(plane)["extension"], requests=round(series.get("myriad_kube_request_seconds_count", 0.0)),
         )  # fmt: skip
         wait_for(lambda: holds(api, "holder"), 120, "the holder has its quota")
-        api.create(JOBS, apiserver.gang_job("waits", pods=2, gpus=2, namespace=TEAM, pool=POOL), namespace=TEAM)
+        create(api, JOBS, apiserver.gang_job("waits", pods=2, gpus=2, namespace=TEAM, pool=POOL), TEAM)
         wait_for(lambda: answered(scene, "waits", 1.0), 120, "the waiting gang is answered")
         with measured(scene, "decisions") as line:
             line["decisions_s"] = quantiles(decisions(scene, options.decisions))

@@ -24,7 +24,7 @@ import test_steering as steering  # noqa: E402
 from myriad.bench.scheduling import kwok  # noqa: E402
 from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
 from myriad.errors import MyriadError  # noqa: E402
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, NODES, PODS, WORKLOADS, Api, connect  # noqa: E402
+from myriad.kube.client import CLUSTER_QUEUES, JOBS, NODES, PODS, WORKLOADS, Api, ApiError, Resource, connect  # noqa: E402
 from myriad.scheduler.attach import detach_all, is_ours  # noqa: E402
 
 Json = dict[str, Any]
@@ -34,6 +34,7 @@ FLAT = "flat"
 """The pool's queues on a flavor with a topology, and on one without."""
 CREATORS = 4
 """Threads that create objects."""
+ATTEMPTS = 5
 
 
 def say(text: str) -> None:
@@ -101,6 +102,20 @@ def in_parallel(do: Callable[[Any], object], items: Sequence[Any]) -> None:
     """For all items, by `CREATORS` threads; the first error is raised."""
     with ThreadPoolExecutor(CREATORS) as pool:
         list(pool.map(do, items))
+
+
+def create(api: Api, kind: Resource, body: Json, namespace: str) -> None:
+    """Create an object as a patient client does: an API server or a webhook that had no time is asked again."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            api.create(kind, body, namespace=namespace)
+        except ApiError as error:
+            if error.is_conflict:
+                return  # it was created, and only the answer came too late
+            if error.status not in (429, 500, 503, 504) or not left:
+                raise
+        else:
+            return
 
 
 def queues(teams: Sequence[str], quota: int) -> list[Json]:
