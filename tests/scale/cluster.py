@@ -83,7 +83,7 @@ def make_nodes(api: Api, site: Site) -> None:
         name, path = pair
         body = apiserver.fake_node(name, path)
         body["metadata"]["annotations"] = dict(kwok.MANAGED)
-        api.create(NODES, body)
+        create(api, NODES, body)
 
     in_parallel(make, list(zip(site.names, site.paths, strict=True)))
     wait_for(lambda: not not_ready(api), 300 + len(site.names) / 5, "all nodes are Ready", pause_s=2.0)
@@ -104,7 +104,7 @@ def in_parallel(do: Callable[[Any], object], items: Sequence[Any]) -> None:
         list(pool.map(do, items))
 
 
-def create(api: Api, kind: Resource, body: Json, namespace: str) -> None:
+def create(api: Api, kind: Resource, body: Json, namespace: str | None = None) -> None:
     """Create an object as a patient client does: an API server or a webhook that had no time is asked again."""
     for left in reversed(range(ATTEMPTS)):
         try:
