@@ -69,7 +69,9 @@ def load(url: str, lines: Iterable[str]) -> int:
 
 
 def _insert(connection: Any, tables: dict[str, Any], lines: Iterable[str]) -> int:
-    count, total, pending, name = 0, None, [], ""
+    count, name = 0, ""
+    total: int | None = None
+    pending: list[dict[str, Any]] = []
 
     def flush() -> None:
         if pending:
