@@ -14,7 +14,7 @@ import pytest
 
 from .conftest import CLONE, Lab, PlaybookRun
 
-pytestmark = [pytest.mark.lab, pytest.mark.engine]
+pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.engine]
 
 MYRIAD = str(Path(sys.executable).with_name("myriad"))
 QUOTA = "/spec/resourceGroups/0/flavors/0/resources/0/nominalQuota"

@@ -186,7 +186,9 @@ def changes_of(look: Look, node: Json | None, target: Target) -> tuple[Change, .
     named = {change.item for change in found}
     for name, component in (("kubelet", "kubernetes"), ("containerd", "containerd")):
         wanted = target.versions.get(component, "")
-        if name not in named and running[name] and wanted and name in look.artifacts and _order(running[name], wanted):
+        # A runtime that the host had before may be one that was adopted; a kubelet always is the site's own.
+        is_ours = name == "kubelet" or name in look.artifacts
+        if name not in named and running[name] and wanted and is_ours and _order(running[name], wanted):
             # Its file is there already, another one runs: a run was killed in between.
             found.append(Change(name, running[name], wanted))
     for name, wanted in sorted(target.packages.items()):
