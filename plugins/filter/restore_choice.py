@@ -10,7 +10,7 @@ description:
     on the controller.
 options:
   _input:
-    description: By control plane what C(etcd-backup list) printed; empty for a machine without the program.
+    description: By control plane the document of C(etcd-backup list); empty for a machine without the program.
     type: dict
     required: true
   wanted:
@@ -25,7 +25,7 @@ author: The developers of Myriad
 """
 
 EXAMPLES = r"""
-choice: "{{ {'cp1': hostvars.cp1.listing.stdout} | myriad.gpu.restore_choice('newest', 'lab') }}"
+choice: "{{ {'cp1': hostvars.cp1.listing.answer} | myriad.gpu.restore_choice('newest', 'lab') }}"
 """
 
 RETURN = r"""
@@ -36,7 +36,6 @@ _value:
   type: dict
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -44,10 +43,9 @@ from typing import Any
 from myriad.kube.backups import choose
 
 
-def restore_choice(listings: Mapping[str, str], wanted: str, cluster: str) -> dict[str, Any]:
+def restore_choice(listings: Mapping[str, Mapping[str, Any]], wanted: str, cluster: str) -> dict[str, Any]:
     """What `choose` decides, as a dict."""
-    looks = {host: json.loads(text) if text else {} for host, text in listings.items()}
-    return asdict(choose(looks, wanted, cluster=cluster))
+    return asdict(choose(listings, wanted, cluster=cluster))
 
 
 class FilterModule:

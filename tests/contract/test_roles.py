@@ -26,7 +26,9 @@ TASK_KEYWORDS = {
 #: Templates that cannot, or need not, say who manages them; each with its reason.
 NO_HEADER = {
     "device_plugin/templates/objects.yaml.j2": "objects for the API server, no file of a host",
+    "etcd_backup/templates/configure/etc/myriad/etcd-backup.json.j2": "JSON has no comments",
     "fabric/templates/configure/etc/myriad/fabric.json.j2": "JSON has no comments",
+    "kubernetes_control_plane/templates/configure/etc/myriad/control-plane.json.j2": "JSON has no comments",
     "fabric/templates/objects.yaml.j2": "objects for the API server, no file of a host",
     "kueue/templates/values.yaml.j2": "values for helm, no file of a host",
     "metrics/templates/objects.yaml.j2": "objects for the API server, no file of a host",

@@ -236,7 +236,7 @@ def test_two_of_three_are_lost_and_come_back_as_strays(site: Site) -> None:
     servers = site.ssh("gpu1", "grep -c '^  server' /etc/myriad/api-load-balancer.cfg").strip()
     assert servers == "1", "a worker is led to a stray"
     wrong = site.play("site", "-e", "site_full=true", code=2)
-    assert "site_api_from" in wrong
+    assert "from before a restore" in wrong
     site.play("site", "-e", "site_full=true", "-e", "site_api_from=cp3")
     site.in_step("cp3")
     members = json.loads(

@@ -33,14 +33,11 @@ def test_an_archive_is_whole_and_holds_the_cluster_and_its_keys(host: Host) -> N
 
 def test_a_damaged_archive_is_found(host: Host) -> None:
     archive = taken(host)["archive"]
-    host.check_output(f"cp {archive} /tmp/damaged.tar && cp {archive}.sha256 /tmp/damaged.tar.sha256")
+    host.check_output(f"cp {archive} /tmp/damaged.tar")
     host.check_output("printf x | dd of=/tmp/damaged.tar bs=1 seek=200000 conv=notrunc")
     found = host.run(f"{PROGRAM} check /tmp/damaged.tar")
     assert found.rc == 2
     assert "is not what was written" in found.stderr
-    host.check_output("rm /tmp/damaged.tar.sha256")
-    found = host.run(f"{PROGRAM} check /tmp/damaged.tar")
-    assert found.rc == 2, "without its sum the content is still looked at"
     host.check_output("rm /tmp/damaged.tar")
 
 

@@ -171,7 +171,7 @@ def test_a_member_of_the_cluster_from_before_a_restore_is_a_stray() -> None:
 
 
 def test_a_run_that_is_led_by_a_stray_stops() -> None:
-    with pytest.raises(program.Refused, match="site_api_from"):
+    with pytest.raises(program.Refused, match="from before a restore"):
         program.is_stray(("2", 10**9 + 400), ("1", 500), "10.0.0.1")
 
 

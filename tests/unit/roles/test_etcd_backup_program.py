@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import io
 import json
@@ -61,18 +62,22 @@ def made(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_an_archive_whose_sum_differs_is_refused(backup: ModuleType, tmp_path: Path) -> None:
-    path = made(tmp_path / "a.tar", {"meta.json": b"{}", "snapshot.db": b"x"})
-    (tmp_path / "a.tar.sha256").write_text("0" * 64 + "  a.tar\n")
-    with pytest.raises(backup.Failed, match="is not what was written"):
-        backup.check(str(path), str(tmp_path / "work"))
+def test_an_archive_whose_key_differs_or_is_missing_is_refused(backup: ModuleType, tmp_path: Path) -> None:
+    """Found on a new machine, that would be a cluster that nobody trusts."""
+    sums = {"sha256": hashlib.sha256(b"x").hexdigest(), "keys_sha256": {"ca.key": hashlib.sha256(b"K").hexdigest()}}
+    meta = json.dumps(sums).encode()
+    for files in ({"pki/ca.key": b"L"}, {}):
+        path = made(tmp_path / "a.tar", {"meta.json": meta, "snapshot.db": b"x", **files})
+        with pytest.raises(backup.Failed, match=r"pki/ca\.key is not what was written"):
+            backup.check(str(path), str(tmp_path / f"work{len(files)}"))
 
 
-def test_an_archive_whose_database_is_damaged_is_refused_without_its_sum_too(
-    backup: ModuleType, tmp_path: Path
-) -> None:
-    path = made(tmp_path / "a.tar", {"meta.json": json.dumps({"sha256": "0" * 64}).encode(), "snapshot.db": b"x"})
-    with pytest.raises(backup.Failed, match=r"snapshot\.db is damaged"):
+def test_an_archive_whose_database_is_damaged_is_refused(backup: ModuleType, tmp_path: Path) -> None:
+    path = made(
+        tmp_path / "a.tar",
+        {"meta.json": json.dumps({"sha256": "0" * 64, "keys_sha256": {}}).encode(), "snapshot.db": b"x"},
+    )
+    with pytest.raises(backup.Failed, match=r"snapshot\.db is not what was written"):
         backup.check(str(path), str(tmp_path / "work"))
 
 
