@@ -84,6 +84,7 @@ def correct(
     at: Annotated[
         str, typer.Option("--at", help="The day in whose period it counts, as 2026-10-31; now without it.")
     ] = "",
+    json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig; $KUBECONFIG without it.")] = None,
 ) -> None:
     """Give GPU-hours back to a team, or charge them, with who and why: a row is added, none is changed."""
@@ -106,6 +107,21 @@ def correct(
             ) from error
         raise
     state = _wait(api, name)
+    if json_:
+        emit_json(
+            {
+                "configmap": name,
+                "team": team,
+                "pool": pool,
+                "project": project,
+                "gpu_seconds": seconds,
+                "at": datetime.fromtimestamp(moment, UTC).isoformat(),
+                "who": who,
+                "why": why,
+                "state": state,
+            }
+        )
+        return
     words = f"{seconds / 3600:+,g} GPU-hours of {team} in pool {pool}"
     if state == "recorded":
         console.print(f"{words} recorded for {who}: {why}", markup=False)
