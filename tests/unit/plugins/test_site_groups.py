@@ -78,3 +78,12 @@ def test_a_part_that_changed_is_found_and_recorded(plugin, tmp_path):
     site.write_text(json.dumps({key: value for key, value in json.loads(site.read_text()).items() if key != "parts"}))
     assert look(pod_network="one") == [("part", "pod_network")]
     assert look() == []
+
+
+def test_peers_are_the_addresses_of_all_nodes_of_a_routed_network_alone(plugin, tmp_path):
+    from myriad.lab.simulated.site import write_site
+
+    filters = plugin("filter.fleet").FilterModule().filters()
+    sources = [str(write_site(tmp_path / "site", 2).inventory)]
+    assert filters["network_peers"](sources, "routed") == ["10.20.0.2", "10.20.0.3", "10.20.0.4"]
+    assert filters["network_peers"](sources, "fabric") == []
