@@ -258,7 +258,8 @@ def plan(
     foreign: list[str] = []
     # An old program of the control plane is a change of every such host, also where its files are new already.
     behind = bool(api_server) and _order(api_server, target.versions.get("kubernetes", "")) != 0
-    for name, look in looks.items():
+    # By name: hosts come in the order in which they answered.
+    for name, look in sorted(looks.items()):
         node = nodes.get(name)
         if node is None:
             left[name] = "the cluster has no such node"
