@@ -41,8 +41,8 @@ from myriad.scheduler import deadman
 Json = dict[str, Any]
 
 DEAD_MAN = "system:serviceaccount:myriad-system:myriad-dead-man"
-LEASE_S = lease(6, 4, 1)
-PATIENCE_S = 8 * PATIENCE
+LEASE_S = lease(10, 8, 1)
+PATIENCE_S = 12 * PATIENCE
 
 pytestmark = [apiserver.AT_HAND]
 

@@ -34,9 +34,9 @@ Json = dict[str, Any]
 JOBS_TOTAL = 100
 NODES_TOTAL = 24
 OUTAGE_S = 60.0
-LEASE_S = lease(6, 4, 1)
+LEASE_S = lease(8, 6, 1)
 
-pytestmark = [apiserver.AT_HAND]
+pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def judge(api: Api, bookings: Bookings, url: str) -> None:
         store.close()
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("frozen", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_leader_lost_in_the_middle_of_a_hundred_admissions(
     plane: ControlPlane, api: Api, pair: Pair, url: str, how: str
 ) -> None:
@@ -229,7 +229,6 @@ def test_a_leader_lost_in_the_middle_of_a_hundred_admissions(
     watcher.close()
 
 
-@pytest.mark.slow
 def test_a_database_that_is_away_for_a_minute_holds_nobody_up(
     plane: ControlPlane, api: Api, pair: Pair, url: str, database: databases.Server | None
 ) -> None:
