@@ -264,7 +264,7 @@ def restart(scene: Scene, job: str) -> None:
     before = scene.page(f"/v1/why/{TEAM}/{job}")["first_cause"]
     scene.plane.stop("extension", kill=True)
     begun = time.monotonic()
-    scene.url = start_extension(scene.plane, scene.api, timeout_s=600)
+    scene.url = start_extension(scene.plane, scene.api)
 
     def same() -> bool:
         with suppress(httpx.HTTPError):
@@ -295,7 +295,7 @@ def run(options: argparse.Namespace) -> None:
         say(f"{running(api)} pods after {time.monotonic() - begun:.0f} s")
         create(api, JOBS, apiserver.gang_job("holder", pods=7, gpus=1, namespace=TEAM, pool=POOL), TEAM)
         begun = time.monotonic()
-        scene.url = start_extension(plane, api, timeout_s=600)
+        scene.url = start_extension(plane, api)
         until_agrees(scene)
         series = scene.series()
         emit(

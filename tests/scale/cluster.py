@@ -162,7 +162,7 @@ def extension_objects() -> list[Json]:
     return [system, apiserver.check_object(), *steering.rights()]
 
 
-def start_extension(plane: Any, api: Api, *, timeout_s: float = 120.0) -> str:
+def start_extension(plane: Any, api: Api, *, timeout_s: float = 600.0) -> str:
     """One replica with the rights of its service account and the defaults of its settings; wait until it has attached
     its check to all queues. Returns the address of its page."""
     port = apiserver._free_port()
@@ -181,7 +181,11 @@ def start_extension(plane: Any, api: Api, *, timeout_s: float = 120.0) -> str:
         ours = [q for q in api.list(CLUSTER_QUEUES)[0] if is_ours(q)]
         return all((q["spec"].get("admissionChecksStrategy") or {}).get("admissionChecks") for q in ours)
 
-    wait_for(attached, timeout_s, "the extension has attached its check")
+    try:
+        wait_for(attached, timeout_s, "the extension has attached its check")
+    except MyriadError as error:
+        last = (plane.work / "logs" / "extension.log").read_text().splitlines()[-5:]
+        raise MyriadError("\n  ".join([error.message, *last]), where="the extension") from error
     return f"http://127.0.0.1:{port}"
 
 
