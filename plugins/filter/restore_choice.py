@@ -36,6 +36,7 @@ _value:
   type: dict
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -45,7 +46,9 @@ from myriad.kube.backups import choose
 
 def restore_choice(listings: Mapping[str, Mapping[str, Any]], wanted: str, cluster: str) -> dict[str, Any]:
     """What `choose` decides, as a dict."""
-    return asdict(choose(listings, wanted, cluster=cluster))
+    # Ansible's own kinds of dict cannot be copied into a dataclass and out of it.
+    plain = json.loads(json.dumps(listings))
+    return asdict(choose(plain, str(wanted), cluster=str(cluster)))
 
 
 class FilterModule:
