@@ -197,9 +197,9 @@ def measure(
         one(f"one added, by {playbook}.yml", playbook, only if name == "add" else alone, changing=changing)
     if "dead" in runs:
         step = max(1, round(1 / DEAD_SHARE))
-        dead = site.names[step // 2 :: step]
+        dead = site.names[step // 2 :: step] or site.names[-1:]
         simulated.set_dead(site, dead, True)
-        one("3 % dead", "site", only, dead=dead)
+        one("3 % dead, one at least", "site", only, dead=dead)
     return costs
 
 
