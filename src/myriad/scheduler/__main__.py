@@ -73,7 +73,7 @@ class Extension:
             events=events,
             metrics=self.metrics,
             inputs=Keeper(self._inputs),
-            leads=self.leader.is_leader,
+            leads=self._still_leads,
         )
         surroundings = Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)
         self.evictions = Book(api, namespace=settings.namespace)
@@ -100,6 +100,11 @@ class Extension:
     def _may_act(self) -> bool:
         return self.leader.is_leader() and not self.not_ready()
 
+    def _still_leads(self) -> bool:
+        # A pass over thousands of gangs takes its time; as long as it gets on it does not hang.
+        self._beat = time.monotonic()
+        return self.leader.is_leader()
+
     def _can_lead(self) -> bool:
         # A pass that hangs steers nobody: another replica takes over long before this one is restarted (`faults`).
         return not self.not_ready() and time.monotonic() - self._beat < _LEADS_WITHIN_S
@@ -112,7 +117,7 @@ class Extension:
         """What a restart of this process would mend."""
         found = []
         if time.monotonic() - self._beat > _STUCK_S:
-            found.append(f"no pass has ended for {_STUCK_S:.0f} s")
+            found.append(f"no pass has got on for {_STUCK_S:.0f} s")
         if not self.leader.is_alive() and not self.stop.is_set():
             found.append("the election has ended")
         return found

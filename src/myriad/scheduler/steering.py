@@ -70,7 +70,8 @@ class Steering:
         metrics: what is counted.
         policy: the planner's inputs.
         inputs: keeps what decisions were made on, for `myriad replay`; None = nobody does.
-        leads: asked before each write: a pass that took too long must not write beside the next leader's.
+        leads: asked for each gang and before each write: a pass that took too long must not write beside the next
+            leader's, and whoever is asked sees that it goes on.
         clock: monotonic seconds.
     """
 
@@ -110,6 +111,7 @@ class Steering:
             self._forget({v.gang.uid for v in views})
             for view in views:
                 if view.quota_reserved and not view.finished:
+                    self._must_lead()
                     written += self._accept(view)
             written += self._steer_waiting()
             for view in views:
@@ -243,6 +245,7 @@ class Steering:
         )
         written = 0
         for view in chosen:
+            self._must_lead()
             refusal = fits_ever(now, view.gang)
             if refusal is not None and _has_nodes(now, view.gang):
                 written += self._refuse(view, refusal.sentence)

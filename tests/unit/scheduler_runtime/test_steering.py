@@ -412,7 +412,7 @@ def test_another_leader_does_not_record_again_what_is_recorded(world: Any, make:
 
 def test_a_pass_that_outlives_its_leadership_writes_no_more(world: Any, make: Any) -> None:
     """Another replica leads since the pass began: what it still wanted to write is the other's business."""
-    answers = iter([True, False])
+    answers = iter([True, True, False])
     world.put(WORKLOADS, make.workload("a", assigned={"n0": 1, "n1": 1}))
     world.put(WORKLOADS, make.workload("b", assigned={"n2": 1, "n3": 1}))
     world.steering._leads = lambda: next(answers, False)
