@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -42,7 +43,8 @@ def show(
     kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig; $KUBECONFIG without it.")] = None,
 ) -> None:
     """Every budget in its current period: used, left, until when, and what is held because of it."""
-    found = ask(cluster.reach(kubeconfig), "/v1/budgets", {"team": team})
+    with closing(cluster.reach(kubeconfig)) as api:
+        found = ask(api, "/v1/budgets", {"team": team})
     if json_:
         emit_json(found)
         return
@@ -90,23 +92,23 @@ def correct(
     """Give GPU-hours back to a team, or charge them, with who and why: a row is added, none is changed."""
     seconds = corrections.gpu_seconds(amount)
     moment = _moment(at)
-    api = cluster.reach(kubeconfig)
-    corrections.check(team, pool, project, why, _policy(api))
-    user = api.create(SELF, {"apiVersion": SELF.api_version, "kind": SELF.kind})
-    who = str(user["status"]["userInfo"]["username"])
-    name = f"{corrections.PREFIX}{uuid.uuid4().hex[:12]}"
-    asked = Correction("", moment, team, pool, project, seconds, who, why)
-    try:
-        api.create(CONFIG_MAPS, corrections.document(asked, name=name, namespace=NAMESPACE), namespace=NAMESPACE)
-    except ApiError as error:
-        if error.status in (401, 403):
-            raise MyriadError(
-                f"{who} may not correct the ledger: {error.message}",
-                where=api.base_url,
-                hint=f"who may create ConfigMaps in {NAMESPACE} may",
-            ) from error
-        raise
-    state = _wait(api, name)
+    with closing(cluster.reach(kubeconfig)) as api:
+        corrections.check(team, pool, project, why, _policy(api))
+        user = api.create(SELF, {"apiVersion": SELF.api_version, "kind": SELF.kind})
+        who = str(user["status"]["userInfo"]["username"])
+        name = f"{corrections.PREFIX}{uuid.uuid4().hex[:12]}"
+        asked = Correction("", moment, team, pool, project, seconds, who, why)
+        try:
+            api.create(CONFIG_MAPS, corrections.document(asked, name=name, namespace=NAMESPACE), namespace=NAMESPACE)
+        except ApiError as error:
+            if error.status in (401, 403):
+                raise MyriadError(
+                    f"{who} may not correct the ledger: {error.message}",
+                    where=api.base_url,
+                    hint=f"who may create ConfigMaps in {NAMESPACE} may",
+                ) from error
+            raise
+        state = _wait(api, name)
     if json_:
         emit_json(
             {

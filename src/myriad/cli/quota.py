@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -31,9 +32,9 @@ def register(app: typer.Typer) -> None:
         kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig; $KUBECONFIG without it.")] = None,
     ) -> None:
         """Total, used, borrowed, lent and left by team and pool; capacity apart from what works."""
-        api = cluster.reach(kubeconfig)
-        cache, missing = read_what_is_allowed(api, own_namespace(kubeconfig))
-        report = quota_report(cache, team, missing=missing, balances=balances(api, team))
+        with closing(cluster.reach(kubeconfig)) as api:
+            cache, missing = read_what_is_allowed(api, own_namespace(kubeconfig))
+            report = quota_report(cache, team, missing=missing, balances=balances(api, team))
         if team and not report["quotas"] and "clusterqueues" not in missing:
             teams = sorted({row["team"] for row in quota_report(cache)["quotas"] if row["team"]})
             raise InputError(f'no team is called "{team}"', hint=f"there are {', '.join(teams) or 'none yet'}")

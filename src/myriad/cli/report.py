@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -58,12 +59,12 @@ def register(app: typer.Typer) -> None:
             raise InputError(f'"{month}" is no month', hint="write 2026-11; --period takes other periods")
         if by and by not in _BY:
             raise InputError(f'"{by}" is nothing to break a report down by', hint=f"one of {', '.join(_BY)}")
-        api = cluster.reach(kubeconfig)
-        found = ask(api, "/v1/report", {"team": team, "period": month or period, "by": by})
-        if prometheus:
-            from myriad.cli._idle import add_idle
+        with closing(cluster.reach(kubeconfig)) as api:
+            found = ask(api, "/v1/report", {"team": team, "period": month or period, "by": by})
+            if prometheus:
+                from myriad.cli._idle import add_idle
 
-            add_idle(api, found, prometheus)
+                add_idle(api, found, prometheus)
         if json_:
             emit_json(found)
         elif as_csv:
