@@ -14,7 +14,7 @@ options:
     description: The kubeconfig on the controller. The environment's C(KUBECONFIG) when not given.
     type: path
   running:
-    description: By node what C(crictl pods) printed, as words of uid and NAMESPACE/NAME by turns.
+    description: By node what C(crictl pods -o json) printed.
     type: dict
     required: true
   meta:
@@ -37,7 +37,7 @@ EXAMPLES = r"""
 - name: What was lost
   myriad.gpu.restore_report:
     kubeconfig: "{{ site_kubeconfig }}"
-    running: {gpu1: "4f0c vision/bert-0"}
+    running: {gpu1: "{{ hostvars.gpu1.pods.stdout }}"}
     meta: {source: snapshot, taken_at: 1790000000, revision: 4711}
     stopped_at: 1790000300
 """

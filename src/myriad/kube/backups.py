@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -106,9 +107,10 @@ def compare(running: Mapping[str, Mapping[str, str]], pods: Iterable[Mapping[str
 
 
 def read_running(text: str) -> dict[str, str]:
-    """uid to NAMESPACE/NAME, from the words that `crictl pods` was asked for."""
-    words = text.split()
-    return dict(zip(words[::2], words[1::2], strict=True))
+    """uid to NAMESPACE/NAME, from what `crictl pods -o json` prints; nothing from a node that was not asked."""
+    items = json.loads(text).get("items") or [] if text else []
+    found = [item["metadata"] for item in items]
+    return {metadata["uid"]: f"{metadata['namespace']}/{metadata['name']}" for metadata in found}
 
 
 def sentences(lost: Lost, meta: Mapping[str, Any], *, revisions: Sequence[int] = (), at: float) -> list[str]:
