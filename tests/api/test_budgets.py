@@ -32,7 +32,7 @@ MEMBER = "alice"
 GPUS = 128
 DAY_S = 86_400
 
-pytestmark = [apiserver.AT_HAND]
+pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
 
 
 def own_address() -> str:

@@ -44,7 +44,7 @@ DEAD_MAN = "system:serviceaccount:myriad-system:myriad-dead-man"
 LEASE_S = lease(10, 8, 1)
 PATIENCE_S = 12 * PATIENCE
 
-pytestmark = [apiserver.AT_HAND]
+pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

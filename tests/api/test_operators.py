@@ -21,7 +21,7 @@ from myriad.stack.bundle import Bundle
 sys.path.insert(0, str(Path(__file__).parent))
 from apiserver import AT_HAND, ControlPlane, api_server
 
-pytestmark = AT_HAND
+pytestmark = [AT_HAND, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "0" * 64
 

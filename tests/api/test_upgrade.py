@@ -27,7 +27,7 @@ from myriad.upgrade.read import planned
 from myriad.upgrade.rollback import applied, back, keep, newest_kept
 
 Json = dict[str, Any]
-pytestmark = [apiserver.AT_HAND]
+pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
 
 SYSTEM = "kueue-system"
 SET = "kueue"
