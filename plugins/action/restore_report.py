@@ -7,15 +7,8 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.module_utils.restore_report_options import ARGUMENTS
 from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
-
-OPTIONS = {
-    "kubeconfig": {"type": "path"},
-    "running": {"type": "dict", "required": True},
-    "meta": {"type": "dict", "required": True},
-    "revisions": {"type": "list", "elements": "int", "default": []},
-    "stopped_at": {"type": "float", "required": True},
-}
 
 
 class ActionModule(ActionBase):
@@ -25,7 +18,7 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars or {})
-        _validation, args = self.validate_argument_spec(argument_spec=OPTIONS)
+        _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
         failure = errors_of_myriad()
         try:
             from myriad.kube.backups import compare, read_running, sentences

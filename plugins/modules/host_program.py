@@ -61,6 +61,13 @@ from ansible.module_utils.basic import AnsibleModule
 
 FOLDER = "/usr/local/lib/myriad"
 
+ARGUMENTS = {
+    "name": {"type": "str", "required": True},
+    "arguments": {"type": "list", "elements": "str", "default": []},
+    "accept": {"type": "list", "elements": "int", "default": [0]},
+    "missing_ok": {"type": "bool", "default": False},
+}
+
 
 def answer_of(text):
     """The last line as a dict; empty where it is none."""
@@ -73,15 +80,7 @@ def answer_of(text):
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            "name": {"type": "str", "required": True},
-            "arguments": {"type": "list", "elements": "str", "default": []},
-            "accept": {"type": "list", "elements": "int", "default": [0]},
-            "missing_ok": {"type": "bool", "default": False},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     path = os.path.join(FOLDER, module.params["name"])
     nothing = {"changed": False, "answer": {}, "stdout": ""}
     if module.check_mode:

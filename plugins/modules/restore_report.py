@@ -52,3 +52,17 @@ msg:
   returned: always
   type: str
 """
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.myriad.gpu.plugins.module_utils.restore_report_options import ARGUMENTS
+
+
+def main():
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    module.fail_json(
+        msg="restore_report runs as an action plugin on the controller; call it by its full name, myriad.gpu.restore_report"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -163,7 +163,7 @@ EXPECTED: dict[str, list[str]] = {
         (
             "group_vars/all/cluster.yml:3: myriad_pools.h100.engin: is not a key that is known here; did you "
             'mean "engine"? (allowed: model, gpus_per_node, use, engine, resource, cpu_per_gpu, '
-            "memory_per_gpu, mig, sharing, default_hours, max_hours, unlimited)"
+            "memory_per_gpu, mig, sharing, alignment, default_hours, max_hours, unlimited)"
         ),
         (
             "group_vars/all/cluster.yml:5: myriad_preemption.grace: is not a key that is known here; did you "

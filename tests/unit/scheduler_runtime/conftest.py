@@ -46,6 +46,9 @@ class FakeApi:
         self.before_write: Callable[[], None] | None = None
         self._version = 100
 
+    def close(self) -> None:
+        """A verb closes what it opened; there is no connection here."""
+
     def put(self, resource: Resource, obj: Json) -> Json:
         self._version += 1
         obj = copy.deepcopy(obj)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import Engine, func, insert, select, text
 
 from myriad.errors import InputError
 from myriad.scheduler.ledger.engines import READS, address, engine_of
@@ -28,8 +29,7 @@ def dump(url: str) -> Iterator[str]:
         url: the ledger's database; only read.
     """
     count = 0
-    engine = engine_of(address(url))
-    with engine.connect().execution_options(**{READS: True}) as connection:
+    with _opened(url) as engine, engine.connect().execution_options(**{READS: True}) as connection:
         if connection.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
@@ -52,20 +52,29 @@ def load(url: str, lines: Iterable[str]) -> int:
     Raises:
         InputError: the lines are no whole dump, or the database is not empty.
     """
-    engine = engine_of(address(url))
-    migrate(engine, where=address(url).render_as_string(hide_password=True))
     tables = {table.name: table for table in Base.metadata.sorted_tables}
-    with engine.begin() as connection:
-        for table in tables.values():
-            if connection.execute(select(func.count()).select_from(table)).scalar_one():
-                raise InputError(
-                    f"the ledger's table {table.name} holds rows already",
-                    hint="a dump is loaded into an empty database only, so that nothing is charged twice",
-                )
-        count = _insert(connection, tables, lines)
-        if connection.dialect.name == "postgresql":
-            _follow(connection, tables)
+    with _opened(url) as engine:
+        migrate(engine, where=address(url).render_as_string(hide_password=True))
+        with engine.begin() as connection:
+            for table in tables.values():
+                if connection.execute(select(func.count()).select_from(table)).scalar_one():
+                    raise InputError(
+                        f"the ledger's table {table.name} holds rows already",
+                        hint="a dump is loaded into an empty database only, so that nothing is charged twice",
+                    )
+            count = _insert(connection, tables, lines)
+            if connection.dialect.name == "postgresql":
+                _follow(connection, tables)
     return count
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Engine]:
+    engine = engine_of(address(url))
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def _insert(connection: Any, tables: dict[str, Any], lines: Iterable[str]) -> int:
