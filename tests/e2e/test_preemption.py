@@ -293,7 +293,7 @@ def _play(lab: Any, api: Api, webhook: Receiver, seen: Story) -> None:
         lambda: "resuming after step" in lab.kubectl("-n", "vision", "logs", "-l", label, "-c", "main", check=False),
         60, "it has resumed",
     )  # fmt: skip
-    until(lambda: _ended(followed), 240, "both have ended")
+    until(lambda: _ended(followed), 240 + STEPS, "both have ended")  # a step takes a second
     seen.logs = lab.kubectl("-n", "vision", "logs", "-l", label, "-c", "main", "--tail=-1")
     seen.charges = until(lambda: closed_rows(lab, api, followed), 30, "the ledger has closed its rows")
 
