@@ -21,7 +21,10 @@ OWN_PREFIX = "myriad.dev/"
 SET_LABEL = "myriad.dev/set"
 _CORDON = "myriad.dev/cordon-owner"
 # Managers that are programs of the cluster itself; whoever else owns a field set it by hand or by another tool.
-_PROGRAMS = ("myriad", "kube-", "kubelet", "kubeadm", "kueue", "coredns", "etcd", "apiserver", "vc-", "volcano")
+_PROGRAMS = (
+    "myriad", "kube-", "kubelet", "kubeadm", "kueue", "coredns", "etcd", "apiserver", "vc-", "volcano",
+    "clusterrole-aggregation-controller",
+)  # fmt: skip
 # Written by `kubectl rollout restart`, which asks for nothing else.
 _RESTARTED = "kubectl.kubernetes.io/restartedAt"
 

@@ -38,6 +38,8 @@ def test_programs_of_the_cluster_status_and_restarts_are_no_change_by_hand() -> 
         managed(
             "kube-controller-manager", {"f:metadata": {"f:annotations": {"f:deployment.kubernetes.io/revision": {}}}}
         ),
+        # Fills ClusterRoles that aggregate others, as Kueue's do.
+        managed("clusterrole-aggregation-controller", {"f:rules": {}}),
         managed("kubectl-rollout", restarted),
         managed("kubectl", {"f:status": {"f:replicas": {}}}, subresource="status"),
     ]
