@@ -100,7 +100,7 @@ class Followed:
         pod.told_at = moment(metadata.get("deletionTimestamp")) or pod.told_at
         pod.grace_s = metadata.get("deletionGracePeriodSeconds", pod.grace_s)
         pod.ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
-        for container in status.get("containerStatuses") or []:
+        for container in [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]:
             state, name = container.get("state") or {}, container["name"]
             pod.restarts = max(pod.restarts, int(container.get("restartCount") or 0))
             began = moment((state.get("running") or state.get("terminated") or {}).get("startedAt"))

@@ -169,9 +169,11 @@ def with_uploader(objects: list[Json]) -> list[Json]:
     pod = job["spec"]["template"]["spec"]
     main = pod["containers"][0]
     requests = {"cpu": "20m", "memory": "64Mi"}
-    pod["containers"].append(
+    # A sidecar of Kubernetes' own kind: it is told to end when the main container has ended, and the pod ends with it.
+    pod.setdefault("initContainers", []).append(
         {
             "name": "uploader",
+            "restartPolicy": "Always",
             "image": main["image"],
             "command": ["python3", "-c", UPLOADER],
             "resources": {"requests": requests, "limits": requests},
