@@ -97,8 +97,10 @@ class Followed:
         pod = self.pods.setdefault(metadata["uid"], PodSeen(metadata["name"], job_of(obj), index))
         pod.created = moment(metadata["creationTimestamp"])
         pod.node = obj["spec"].get("nodeName") or pod.node
-        pod.told_at = moment(metadata.get("deletionTimestamp")) or pod.told_at
-        pod.grace_s = metadata.get("deletionGracePeriodSeconds", pod.grace_s)
+        # The first word counts: a kubelet whose containers have all ended deletes the pod with a grace of nothing.
+        if pod.told_at is None:
+            pod.told_at = moment(metadata.get("deletionTimestamp"))
+            pod.grace_s = metadata.get("deletionGracePeriodSeconds", pod.grace_s)
         pod.ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
         for container in [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]:
             state, name = container.get("state") or {}, container["name"]
