@@ -285,6 +285,7 @@ def _play(lab: Any, api: Api, webhook: Receiver, seen: Story) -> None:
     seen.events = [
         e for e in json.loads(lab.kubectl("-n", "vision", "get", "events", "-o", "json"))["items"]
         if e["reason"] == "MyriadPreempted" and VICTIM in e["involvedObject"]["name"]
+        and e["metadata"]["creationTimestamp"] >= seen.annotated  # Events of an earlier run are kept for an hour.
     ]  # fmt: skip
 
     # The first holder goes, so the victim comes back while the owner still has the node that it took.
