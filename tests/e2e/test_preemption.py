@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -358,7 +359,8 @@ def test_the_notice_arrives_within_a_second_signed_and_says_until_when(story: St
     kill = max(p.told_at for p in story.first if p.told_at)
     said = moment(eviction["kill_at"])
     assert said and abs((said - kill).total_seconds()) <= (0 if eviction.get("exact") else 3), (said, kill)
-    assert "It goes back to the queue (1st, about " in story.told["text"], story.told["text"]
+    # An estimate that would delay the notice on a busy machine is left out.
+    assert re.search(r"It goes back to the queue \(1st(, about [^)]+)?\)", story.told["text"]), story.told["text"]
     kinds = {e["involvedObject"]["kind"] for e in story.events}
     assert kinds == {"Job", "Workload"} and len(story.events) == 2
 
