@@ -63,7 +63,7 @@ BY_HAND = [
            CONFIG, f"mv /root/kept {CONFIG}"),
     ByHand("a manifest of the control plane", "cp1", f"cp {SCHEDULER} /root/kept && echo '# mine' >> {SCHEDULER}",
            "made", SCHEDULER, f"mv /root/kept {SCHEDULER}"),
-    ByHand("a static pod", "gpu2", "touch /etc/kubernetes/manifests/mine.yaml", "static_pod", "mine.yaml",
+    ByHand("a static pod", "gpu2", "mkdir -p /etc/kubernetes/manifests; touch /etc/kubernetes/manifests/mine.yaml", "static_pod", "mine.yaml",
            "rm /etc/kubernetes/manifests/mine.yaml"),
     ByHand("a network", "gpu1", "printf '{}' > /etc/cni/net.d/99-mine.conflist", "file", "99-mine.conflist",
            "rm /etc/cni/net.d/99-mine.conflist"),
