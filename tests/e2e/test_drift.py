@@ -44,6 +44,7 @@ class ByHand:
 KUBELET = "/etc/systemd/system/kubelet.service"
 DROP_IN = f"{KUBELET}.d/90-mine.conf"
 CONFIG = "/var/lib/kubelet/config.yaml"
+MANIFESTS = "/etc/kubernetes/manifests"
 SCHEDULER = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 ONE = f'[{{"op":"replace","path":"{QUOTA}","value":"1"}}]'
 BY_HAND = [
@@ -63,8 +64,8 @@ BY_HAND = [
            CONFIG, f"mv /root/kept {CONFIG}"),
     ByHand("a manifest of the control plane", "cp1", f"cp {SCHEDULER} /root/kept && echo '# mine' >> {SCHEDULER}",
            "made", SCHEDULER, f"mv /root/kept {SCHEDULER}"),
-    ByHand("a static pod", "gpu2", "mkdir -p /etc/kubernetes/manifests; touch /etc/kubernetes/manifests/mine.yaml", "static_pod", "mine.yaml",
-           "rm /etc/kubernetes/manifests/mine.yaml"),
+    ByHand("a static pod", "gpu2", f"mkdir -p {MANIFESTS}; touch {MANIFESTS}/mine.yaml", "static_pod", "mine.yaml",
+           f"rm {MANIFESTS}/mine.yaml"),
     ByHand("a network", "gpu1", "printf '{}' > /etc/cni/net.d/99-mine.conflist", "file", "99-mine.conflist",
            "rm /etc/cni/net.d/99-mine.conflist"),
     ByHand("a setting", "gpu1", "sysctl -qw net.ipv4.ip_forward=0", "setting", "net.ipv4.ip_forward"),
