@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.cluster_node_options import ARGUMENTS
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 
 class ActionModule(ActionBase):
@@ -19,12 +18,8 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        failure = errors_of_myriad()
-        try:
+        with told_by_myriad():
             result.update(self._carry_out(args))
-        except failure as error:
-            # Without the chain, which ansible would print a second time.
-            raise AnsibleActionFail(str(error)) from None
         for note in result.get("notes") or []:
             self._display.display(note)
         return result

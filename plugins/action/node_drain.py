@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.drain_options import ARGUMENTS
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 
 class ActionModule(ActionBase):
@@ -18,12 +17,8 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        failure = errors_of_myriad()
-        try:
+        with told_by_myriad():
             result.update(self._carry_out(args))
-        except failure as error:
-            # Without the chain, which ansible would print a second time.
-            raise AnsibleActionFail(str(error)) from None
         return result
 
     def _carry_out(self, args: dict[str, Any]) -> dict[str, Any]:

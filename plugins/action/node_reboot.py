@@ -10,10 +10,10 @@ import shlex
 import subprocess
 from typing import Any
 
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.reboot_options import ARGUMENTS, LOOK
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 # The same as reboot_reasons.boot_id, for a host that may not even have Python's folders yet.
 BOOT = "cat /proc/sys/kernel/random/boot_id && sed 's/.*) //' /proc/1/stat | cut -d' ' -f20"
@@ -29,22 +29,19 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        failure = errors_of_myriad()
-        from myriad.kube.reboot import NotBackError
+        with told_by_myriad():
+            from myriad.kube.reboot import NotBackError
 
-        try:
-            if args["state"] == "looked":
-                result.update(self._looked(args, task_vars))
-            elif args["state"] == "planned":
-                result.update(self._planned(args))
-            else:
-                result.update(self._rebooted(args, task_vars))
-        except NotBackError as error:
-            # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
-            result.update(unreachable=True, msg=str(error))
-        except failure as error:
-            # Without the chain, which ansible would print a second time.
-            raise AnsibleActionFail(str(error)) from None
+            try:
+                if args["state"] == "looked":
+                    result.update(self._looked(args, task_vars))
+                elif args["state"] == "planned":
+                    result.update(self._planned(args))
+                else:
+                    result.update(self._rebooted(args, task_vars))
+            except NotBackError as error:
+                # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
+                result.update(unreachable=True, msg=str(error))
         return result
 
     def _looked(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.upgrade_options import ARGUMENTS
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 if TYPE_CHECKING:
     from myriad.upgrade.plan import Plan
@@ -23,18 +22,15 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        failure = errors_of_myriad()
-        from myriad.kube.reboot import NotBackError
-
         states = {"planned": self._planned, "prepared": self._prepared, "finished": self._finished, "held": self._held}
-        try:
-            result.update(states[args["state"]](args, task_vars))
-        except NotBackError as error:
-            # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
-            result.update(unreachable=True, msg=str(error))
-        except failure as error:
-            # Without the chain, which ansible would print a second time.
-            raise AnsibleActionFail(str(error)) from None
+        with told_by_myriad():
+            from myriad.kube.reboot import NotBackError
+
+            try:
+                result.update(states[args["state"]](args, task_vars))
+            except NotBackError as error:
+                # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
+                result.update(unreachable=True, msg=str(error))
         return result
 
     def _planned(self, args: dict[str, Any], _task_vars: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.restore_report_options import ARGUMENTS
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 
 class ActionModule(ActionBase):
@@ -19,15 +18,12 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars or {})
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        failure = errors_of_myriad()
-        try:
+        with told_by_myriad():
             from myriad.kube.backups import compare, read_running, sentences
             from myriad.kube.client import PODS, connect
 
             running = {node: read_running(str(text)) for node, text in args["running"].items()}
             lost = compare(running, connect(args["kubeconfig"]).list(PODS)[0])
-        except failure as error:
-            raise AnsibleActionFail(str(error)) from error
         lines = sentences(lost, args["meta"], revisions=args["revisions"], at=args["stopped_at"])
         result.update(changed=False, lost=asdict(lost), msg="\n".join(lines))
         return result

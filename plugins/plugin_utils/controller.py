@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ansible.errors import AnsibleActionFail
@@ -20,3 +22,14 @@ def errors_of_myriad() -> type[MyriadError]:
             "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
         ) from error
     return MyriadError
+
+
+@contextmanager
+def told_by_myriad() -> Iterator[None]:
+    """What fails inside with a sentence of Myriad's fails the task with that sentence."""
+    failure = errors_of_myriad()
+    try:
+        yield
+    except failure as error:
+        # Without the chain, which ansible would print a second time.
+        raise AnsibleActionFail(str(error)) from None
