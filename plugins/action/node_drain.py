@@ -23,7 +23,8 @@ class ActionModule(ActionBase):
 
     def _carry_out(self, args: dict[str, Any]) -> dict[str, Any]:
         from myriad.kube import drain as engine
-        from myriad.kube.client import NODES, connect
+        from myriad.kube.client import connect
+        from myriad.kube.kinds import NODES
         from myriad.scheduler.notices.farewell import Farewell
 
         nodes = [str(name) for name in args["nodes"]]

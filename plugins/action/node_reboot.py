@@ -45,7 +45,8 @@ class ActionModule(ActionBase):
         return result
 
     def _looked(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        from myriad.kube.client import NODES, connect
+        from myriad.kube.client import connect
+        from myriad.kube.kinds import NODES
         from myriad.kube.reboot import Mark
 
         options = {key: args[key] for key in ("state", *LOOK)}
@@ -59,8 +60,9 @@ class ActionModule(ActionBase):
             return {"changed": False, "boot": "", "kernel": "", "reasons": []}
 
     def _planned(self, args: dict[str, Any]) -> dict[str, Any]:
-        from myriad.kube.client import NODES, PODS, connect
+        from myriad.kube.client import connect
         from myriad.kube.drain import gangs_of, pod_view
+        from myriad.kube.kinds import NODES, PODS
         from myriad.kube.reboot import Rules, candidate, plan
 
         api = connect(args["kubeconfig"])

@@ -20,7 +20,8 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
         with told_by_myriad():
             from myriad.kube.backups import compare, read_running, sentences
-            from myriad.kube.client import PODS, connect
+            from myriad.kube.client import connect
+            from myriad.kube.kinds import PODS
 
             running = {node: read_running(str(text)) for node, text in args["running"].items()}
             lost = compare(running, connect(args["kubeconfig"]).list(PODS)[0])

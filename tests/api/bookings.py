@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from myriad.kube.client import PODS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import PODS, WORKLOADS
 from myriad.kube.watch import Watch
 from myriad.scheduler.objects import WorkloadView, workload_view
 

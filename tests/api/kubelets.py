@@ -18,7 +18,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import NODES, PODS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import NODES, PODS
 from myriad.kube.watch import Watch
 
 Json = dict[str, Any]

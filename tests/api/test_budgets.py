@@ -21,7 +21,8 @@ from test_jobs import IMAGE, MIRROR, NORMAL, myriad
 from test_jobs import rights as member_rights
 from test_steering import ACCOUNT, Replica, attached, rendered, rights, until
 
-from myriad.kube.client import CONFIG_MAPS, JOBS, LOCAL_QUEUES, PODS, WORKLOADS, Api, ApiError, connect
+from myriad.kube.client import Api, ApiError, connect
+from myriad.kube.kinds import CONFIG_MAPS, JOBS, LOCAL_QUEUES, PODS, WORKLOADS
 from myriad.scheduler.ledger import corrections
 from myriad.scheduler.ledger.store import Correction
 from myriad.scheduler.objects import WorkloadView, workload_view

@@ -16,7 +16,8 @@ import pytest
 
 from myriad.burnin import run as running
 from myriad.burnin.job import LABEL, NAMESPACE, Settings
-from myriad.kube.client import JOBS, NODES, PODS, WORKLOADS, connect
+from myriad.kube.client import connect
+from myriad.kube.kinds import JOBS, NODES, PODS, SERVICES, WORKLOADS
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,4 +63,4 @@ def test_closed_nodes_get_one_pod_each_beside_kueue(tmp_path: Path) -> None:
         assert said and said[-1].endswith("of 2 pods run")
         workloads: list[Any] = api.list(WORKLOADS, namespace=NAMESPACE)[0]
         assert workloads == [], "Kueue manages the burn-in"
-        assert api.list(JOBS, namespace=NAMESPACE)[0] == [] and api.list(running.SERVICES, namespace=NAMESPACE)[0] == []
+        assert api.list(JOBS, namespace=NAMESPACE)[0] == [] and api.list(SERVICES, namespace=NAMESPACE)[0] == []

@@ -18,7 +18,8 @@ from apiserver import ControlPlane
 from myriad.kube.apply import Applier, Options
 from myriad.kube.certificates import Certificate
 from myriad.kube.chart import render
-from myriad.kube.client import SECRETS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import SECRETS
 from myriad.kube.objects import flatten, identity
 from myriad.kube.record import Applied, look, save
 

@@ -35,7 +35,8 @@ from test_steering import (
     until,
 )
 
-from myriad.kube.client import ADMISSION_CHECKS, JOBS, LEASES, PODS, WORKLOADS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import ADMISSION_CHECKS, JOBS, LEASES, PODS, WORKLOADS
 from myriad.scheduler import deadman
 
 Json = dict[str, Any]

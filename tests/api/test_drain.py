@@ -18,10 +18,9 @@ import apiserver
 import pytest
 from apiserver import ControlPlane
 
-from myriad.kube.client import NODES, PODS, Api, connect
+from myriad.kube.client import Api, connect
 from myriad.kube.drain import (
     CORDON_ANNOTATION,
-    PDBS,
     Cordon,
     DrainBlockedError,
     DrainError,
@@ -30,6 +29,7 @@ from myriad.kube.drain import (
     preflight,
     release,
 )
+from myriad.kube.kinds import DISRUPTION_BUDGETS, NODES, PODS
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,8 +58,8 @@ def api(plane: ControlPlane) -> Iterator[Api]:
     yield api
     for pod in api.list(PODS, namespace="vision")[0]:
         api._json("DELETE", PODS.path("vision", pod["metadata"]["name"]), body={"gracePeriodSeconds": 0})
-    for budget in api.list(PDBS, namespace="vision")[0]:
-        api.delete(PDBS, budget["metadata"]["name"], namespace="vision")
+    for budget in api.list(DISRUPTION_BUDGETS, namespace="vision")[0]:
+        api.delete(DISRUPTION_BUDGETS, budget["metadata"]["name"], namespace="vision")
     api.close()
 
 
@@ -152,7 +152,7 @@ def test_a_dry_run_evicts_nobody(api: Api, plane: ControlPlane) -> None:
     budget(plane, "a", allows=1, app="a")
     assert preflight(api, ["gpu1"], BY).blockers == ()
     assert api.get(PODS, "a-0", namespace="vision")["metadata"].get("deletionTimestamp") is None
-    assert api.get(PDBS, "a", namespace="vision")["status"]["disruptionsAllowed"] == 1
+    assert api.get(DISRUPTION_BUDGETS, "a", namespace="vision")["status"]["disruptionsAllowed"] == 1
 
 
 def test_t14_d2_a_pod_that_will_not_go_in_time_leaves_the_node_as_it_was(api: Api, plane: ControlPlane) -> None:

@@ -22,7 +22,8 @@ from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job,
 from bookings import Bookings, moment_of, watched
 from test_steering import ACCOUNT, Replica, attached, lease, rights, until
 
-from myriad.kube.client import JOBS, WORKLOADS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import JOBS, WORKLOADS
 from myriad.scheduler.ledger.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "scheduler_ledger"))

@@ -24,7 +24,8 @@ from bookings import Bookings, moment_of, watched
 from kubelets import ENDS_AFTER
 from test_steering import ACCOUNT, Replica, rights, until
 
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, WORKLOADS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, WORKLOADS
 from myriad.scheduler.attach import is_attached
 from myriad.scheduler.job_facts import told_of
 

@@ -26,7 +26,8 @@ from myriad.cli.gate import summary
 from myriad.fleet.labels import GATE_TAINT
 from myriad.fleet.portrait import Bus, Ecc, Expected, Gpu, Observation, PciDevice, Portrait, Spec
 from myriad.fleet.portrait import Driver as DriverFacts
-from myriad.kube.client import EVENTS, NODES, PODS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import EVENTS, NODES, PODS
 from myriad.lab.double.document import PATH, PCI_DIR, PROC_DIR, SYS_DIR, set_fault
 from myriad.lab.double.files import document_files
 from myriad.lab.gpus import gpu_document

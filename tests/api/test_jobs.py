@@ -20,13 +20,12 @@ from myriad.cli import build_app
 from myriad.errors import MyriadError
 from myriad.fleet import check, objects_for_cluster_policy
 from myriad.fleet.source import inventory_from_groups
-from myriad.jobs.submit import PYTORCH_JOBS
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, PODS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, PODS, PYTORCH_JOBS, SERVICES, WORKLOADS
 
 Json = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = Resource("", "v1", "services", "Service")
 IMAGE = f"registry.invalid/team/train@sha256:{'5e' * 32}"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "myriad"
 PYTORCH_CRD = (

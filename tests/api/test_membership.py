@@ -12,8 +12,9 @@ import pytest
 import yaml
 from apiserver import ControlPlane
 
-from myriad.kube.client import LEASES, NODES, PODS, Api
-from myriad.kube.membership import LEASE_NAMESPACE, PORTRAITS, MembershipError, forget, machines, replaced
+from myriad.kube.client import Api
+from myriad.kube.kinds import LEASES, NODE_PORTRAITS, NODES, PODS
+from myriad.kube.membership import LEASE_NAMESPACE, MembershipError, forget, machines, replaced
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = "a" * 32, "b" * 32
@@ -47,7 +48,7 @@ def node(api: Api, name: str, *, seen_s: float, machine_id: str = OLD, **spec: A
     pod = {"nodeName": name, "terminationGracePeriodSeconds": 300, "containers": [container]}
     api.create(PODS, {"metadata": {"name": f"on-{name}", "namespace": "vision"}, "spec": pod}, namespace="vision")
     portrait = {"apiVersion": "myriad.dev/v1alpha1", "kind": "NodePortrait", "metadata": {"name": name}, "spec": {}}
-    api.create(PORTRAITS, portrait)
+    api.create(NODE_PORTRAITS, portrait)
 
 
 @pytest.fixture(autouse=True)
@@ -59,13 +60,13 @@ def nodes(api: Api) -> Iterator[None]:
     for name in ("gpu1", "gpu2"):
         api.delete(PODS, f"on-{name}", namespace="vision", now=True)
         api.delete(LEASES, name, namespace=LEASE_NAMESPACE)
-        api.delete(PORTRAITS, name)
+        api.delete(NODE_PORTRAITS, name)
         api.delete(NODES, name)
 
 
 def left(api: Api) -> dict[str, set[str]]:
     """Names of Nodes, portraits and pods."""
-    kinds = {"nodes": NODES, "portraits": PORTRAITS, "pods": PODS}
+    kinds = {"nodes": NODES, "portraits": NODE_PORTRAITS, "pods": PODS}
     return {kind: {o["metadata"]["name"] for o in api.list(resource)[0]} for kind, resource in kinds.items()}
 
 

@@ -22,7 +22,8 @@ from kubelets import ENDS_AFTER
 from receiver import Lag, Receiver
 from test_steering import ACCOUNT, Replica, rights, until
 
-from myriad.kube.client import EVENTS, JOBS, PODS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import EVENTS, JOBS, PODS, WORKLOADS
 from myriad.kube.watch import Watch
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.facts import cause_of, moment

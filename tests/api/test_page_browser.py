@@ -13,7 +13,7 @@ import pytest
 from myriad.bench.page import BROWSER_ARGUMENTS, CHROMIUM
 from myriad.bench.page_serve import Served, record, serve
 from myriad.bench.page_world import fill, node, workload
-from myriad.kube.client import NODES, WORKLOADS
+from myriad.kube.kinds import NODES, WORKLOADS
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect

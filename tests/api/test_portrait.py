@@ -25,10 +25,10 @@ from apiserver import ControlPlane
 from myriad.agent.collect.assemble import collectors
 from myriad.agent.collect.source import Recorded
 from myriad.agent.loop import Agent, Looking
-from myriad.agent.publish import NODE_PORTRAITS
 from myriad.agent.settings import Settings
 from myriad.fleet.portrait import LEASE_NAMESPACE, LEASE_PREFIX, Portrait, fresh
-from myriad.kube.client import LEASES, NODES, Api, ApiError, connect
+from myriad.kube.client import Api, ApiError, connect
+from myriad.kube.kinds import LEASES, NODE_PORTRAITS, NODES
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = ROOT / "tests" / "fixtures" / "machines"

@@ -14,7 +14,8 @@ import pytest
 from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
 from test_steering import ACCOUNT, Replica, attached, rights, until
 
-from myriad.kube.client import NODES, WORKLOADS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import NODES, WORKLOADS
 from myriad.scheduler.objects import WorkloadView, workload_view
 from myriad.scheduler.protect import standing
 

@@ -18,7 +18,8 @@ from apiserver import ControlPlane, fake_node, gang_job, queue_objects
 from prometheus_client import CollectorRegistry
 
 from myriad.cli._cluster import read_cluster
-from myriad.kube.client import JOBS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import JOBS, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.observer import Estimating
 from myriad.scheduler.eta.store import Store

@@ -25,8 +25,9 @@ import yaml
 from apiserver import ControlPlane
 
 from myriad.errors import MyriadError
-from myriad.kube.client import LEASES, NODES, PODS, Api, connect
+from myriad.kube.client import Api, connect
 from myriad.kube.drain import CORDON_ANNOTATION, Cordon
+from myriad.kube.kinds import LEASES, NODES, PODS
 from myriad.kube.reboot import GATE_ANNOTATION, GATE_RUN_ANNOTATION, REBOOT_ANNOTATION, Mark
 
 Json = dict[str, Any]

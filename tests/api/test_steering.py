@@ -23,7 +23,8 @@ import yaml
 from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects
 from jinja2 import Environment, FileSystemLoader
 
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, LEASES, NODES, PODS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, LEASES, NODES, PODS, WORKLOADS
 from myriad.scheduler.objects import WorkloadView, workload_view
 
 Json = dict[str, Any]

@@ -14,11 +14,12 @@ import yaml
 from apiserver import ControlPlane
 
 from myriad.drift.objects import differences
-from myriad.drift.read import DEPLOYMENTS, look
+from myriad.drift.read import look
 from myriad.kube.apply import Applier, Options
 from myriad.kube.chart import render
-from myriad.kube.client import NODES, PODS, Api, connect
+from myriad.kube.client import Api, connect
 from myriad.kube.drain import CORDON_ANNOTATION
+from myriad.kube.kinds import DEPLOYMENTS, NODES, PODS
 from myriad.kube.reboot import NotBackError
 from myriad.upgrade.held import hold, let_go
 from myriad.upgrade.node import Waits, finish

@@ -18,7 +18,8 @@ from apiserver import ControlPlane
 
 from myriad.bench.page_serve import Served, serve
 from myriad.bench.page_world import fill
-from myriad.kube.client import Api, Resource, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import Resource
 from myriad.scheduler.web import auth
 from myriad.scheduler.web.auth import AUDIENCE, AuthSettings
 
@@ -28,7 +29,6 @@ pytestmark = apiserver.AT_HAND
 
 ACCOUNT = "system:serviceaccount:myriad-system:myriad-scheduler"
 USERS = ("ann", "bob", "boss", "eve", "scraper", ACCOUNT)
-ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 
 
 def role(name: str, rules: list[Json], users: list[str], namespace: str = "") -> list[Json]:

@@ -20,7 +20,8 @@ import pytest
 from apiserver import ControlPlane, fake_node, gang_job, queue_objects
 from prometheus_client import CollectorRegistry
 
-from myriad.kube.client import EVENTS, JOBS, WORKLOADS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import EVENTS, JOBS, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.evidence import gather

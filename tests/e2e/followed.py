@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from myriad.kube.client import PODS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import PODS, WORKLOADS
 from myriad.kube.watch import Watch
 from myriad.scheduler.notices.facts import moment
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, PODS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import JOBS, PODS, WORKLOADS
 from myriad.scheduler.objects import pod_is_terminal, workload_key_of_pod, workload_view
 
 Json = dict[str, Any]

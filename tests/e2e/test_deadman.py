@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gangs import Size
 from test_gangs import apply, sleeping_job
 
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, WORKLOADS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, WORKLOADS
 from myriad.scheduler import deadman
 from myriad.scheduler.attach import entry_of, is_attached, is_ours
 from myriad.scheduler.objects import WorkloadView, workload_view

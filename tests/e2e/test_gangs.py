@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import apiserver
 from gangs import Size, random_sizes, thirty_gangs
 
-from myriad.kube.client import NODES, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import NODES
 
 Json = dict[str, Any]
 

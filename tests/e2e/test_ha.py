@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from myriad.kube.client import JOBS, PODS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import JOBS, PODS
 from myriad.lab.state import LabPaths, load_state
 
 from .bare import bare_nodes

@@ -29,7 +29,8 @@ from receiver import Lag, Receiver
 
 from myriad.cli import build_app
 from myriad.images.registry import Registry
-from myriad.kube.client import CONFIG_MAPS, JOBS, LEASES, PODS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import CONFIG_MAPS, JOBS, LEASES, PODS
 from myriad.lab.nodes import SHARED_DIR
 from myriad.scheduler.notices.facts import moment
 

@@ -20,8 +20,8 @@ import docker
 import pytest
 import yaml
 
-from myriad.agent.publish import NODE_PORTRAITS
-from myriad.kube.client import NODES, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import NODE_PORTRAITS, NODES
 from myriad.lab.state import LabPaths, require_state
 from myriad.lab.switches import switches_down, switches_up
 from myriad.lab.topology import read_nodes

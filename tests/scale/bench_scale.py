@@ -209,7 +209,8 @@ def measure_cluster(count: int, folder: Path) -> None:
     import apiserver
     import yaml
 
-    from myriad.kube.client import NODES, connect
+    from myriad.kube.client import connect
+    from myriad.kube.kinds import NODES
 
     site = simulated.write_site(folder / "site", count + 1)
     manifests = list(yaml.safe_load_all((ROOT / "roles/node_portrait/files/nodeportraits.yaml").read_text()))

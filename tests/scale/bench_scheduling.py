@@ -33,7 +33,8 @@ from myriad.bench.scheduling.judge import TIERS, Site, Stay, free_after, interva
 from myriad.bench.scheduling.observe import Observed, Seen
 from myriad.bench.scheduling.oracle import Asked, Ledger, first_reason
 from myriad.errors import MyriadError
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import CLUSTER_QUEUES, JOBS
 from tests.scale.cluster import (
     CREATORS,
     FLAT,

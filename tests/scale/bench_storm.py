@@ -31,7 +31,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from myriad.bench.scheduling import kwok
 from myriad.bench.scheduling.judge import Site, site_of
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, NODES, PODS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import JOBS, NODES, PODS, WORKLOADS
 from myriad.scheduler.objects import workload_view
 from tests.scale.cluster import (
     POOL,

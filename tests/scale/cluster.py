@@ -24,7 +24,8 @@ import test_steering as steering  # noqa: E402
 from myriad.bench.scheduling import kwok  # noqa: E402
 from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
 from myriad.errors import MyriadError  # noqa: E402
-from myriad.kube.client import CLUSTER_QUEUES, JOBS, NODES, PODS, WORKLOADS, Api, ApiError, Resource, connect  # noqa: E402
+from myriad.kube.client import Api, ApiError, connect  # noqa: E402
+from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, NODES, PODS, WORKLOADS, Resource  # noqa: E402
 from myriad.scheduler.attach import detach_all, is_ours  # noqa: E402
 
 Json = dict[str, Any]

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
 import apiserver
 from apiserver import ControlPlane
 
-from myriad.kube.client import CONFIG_MAPS, NODES, PODS, Api, connect
+from myriad.kube.client import Api, connect
+from myriad.kube.kinds import CONFIG_MAPS, NODES, PODS
 from myriad.lab.simulated import host as hosts
 from myriad.lab.simulated import site as simulated
 

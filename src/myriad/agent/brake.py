@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from myriad.kube.client import Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CONFIG_MAPS
 
 log = logging.getLogger("myriad.brake")
 
 Json = dict[str, Any]
 Kind = Literal["rack", "block", "pool"]
 
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 NAMESPACE = "myriad-system"
 NAME_PREFIX = "myriad-brake-"
 SIZES = "myriad-brake-sizes"

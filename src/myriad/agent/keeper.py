@@ -21,7 +21,8 @@ from myriad.agent.report import RUN_ANNOTATION, UNHEALTHY_TAINT, Record, operati
 from myriad.errors import MyriadError
 from myriad.fleet.labels import GATE_TAINT, POOL_LABEL
 from myriad.fleet.portrait import Expected, Portrait
-from myriad.kube.client import NODES, PODS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import NODES, PODS
 
 log = logging.getLogger("myriad.gate")
 

@@ -19,7 +19,7 @@ from myriad.agent.collect.network import Network
 from myriad.agent.collect.source import Source
 from myriad.agent.keeper import Keeper, KeeperSettings
 from myriad.agent.metrics import AgentMetrics
-from myriad.agent.publish import FIELD_MANAGER, NODE_PORTRAITS, Publisher
+from myriad.agent.publish import FIELD_MANAGER, Publisher
 from myriad.agent.report import Record
 from myriad.agent.settings import Settings
 from myriad.agent.steady import Steady, carried
@@ -27,7 +27,8 @@ from myriad.agent.verdict import Kubelet
 from myriad.errors import MyriadError
 from myriad.fleet.derived_labels import MIXED, derive_labels, is_complete
 from myriad.fleet.portrait import GPUS, Portrait, Spec, Summary, settle
-from myriad.kube.client import NODES, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import NODE_PORTRAITS, NODES
 from myriad.kube.watch import Watch
 
 log = logging.getLogger("myriad.agent")

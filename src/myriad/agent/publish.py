@@ -8,14 +8,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.fleet.portrait import GROUP, KIND, LEASE_NAMESPACE, LEASE_PREFIX, PLURAL, VERSION, Portrait
-from myriad.kube.client import LEASES, Api, ApiError, Resource
+from myriad.fleet.portrait import LEASE_NAMESPACE, LEASE_PREFIX, Portrait
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import LEASES, NODE_PORTRAITS
 
 log = logging.getLogger("myriad.agent")
 
 Json = dict[str, Any]
 
-NODE_PORTRAITS = Resource(GROUP, VERSION, PLURAL, KIND, namespaced=False)
 FIELD_MANAGER = "myriad-agent"
 BURST = 10
 REFILL_S = 60.0
@@ -102,7 +102,7 @@ class Publisher:
                 metadata["ownerReferences"] = [
                     {
                         "apiVersion": NODE_PORTRAITS.api_version,
-                        "kind": KIND,
+                        "kind": NODE_PORTRAITS.kind,
                         "name": owner["metadata"]["name"],
                         "uid": owner["metadata"]["uid"],
                     }

@@ -25,7 +25,7 @@ import httpx
 from myriad.bench.page_serve import Served, record, serve
 from myriad.bench.page_world import fill, node
 from myriad.errors import MyriadError
-from myriad.kube.client import NODES
+from myriad.kube.kinds import NODES
 
 CHROMIUM = "/usr/bin/chromium"
 BROWSER_ARGUMENTS = (

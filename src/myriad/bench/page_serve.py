@@ -14,7 +14,8 @@ from typing import Any
 import uvicorn
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import Resource
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import DecisionLog
 from myriad.scheduler.ledger.book import Ledger

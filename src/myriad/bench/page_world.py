@@ -7,7 +7,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from myriad.kube.client import (
+from myriad.kube.kinds import (
     CLUSTER_QUEUES,
     COHORTS,
     LOCAL_QUEUES,

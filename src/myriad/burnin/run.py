@@ -12,9 +12,9 @@ from myriad.burnin.job import LABEL, NAMESPACE, Settings, deadline_s, link_resul
 from myriad.burnin.judge import Pair, pairs_of, tournament
 from myriad.errors import MyriadError
 from myriad.fleet.problems import host_ranges
-from myriad.kube.client import JOBS, NODES, PODS, Api, Resource
+from myriad.kube.client import Api
+from myriad.kube.kinds import JOBS, NODES, PODS, SERVICES
 
-SERVICES = Resource("", "v1", "services", "Service")
 NCCL_ROUNDS = 3
 """Partners for each node with NCCL where nobody says another number: enough that the median blames no bystander."""
 

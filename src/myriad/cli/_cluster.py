@@ -13,7 +13,8 @@ from rich.table import Table
 from myriad.agent import brake
 from myriad.cli.output import console
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import CONFIG_MAPS, LOCAL_QUEUES, NAMESPACES, WORKLOADS, Api, ApiError, Resource, connect
+from myriad.kube.client import Api, ApiError, connect
+from myriad.kube.kinds import CONFIG_MAPS, CRON_JOBS, LOCAL_QUEUES, NAMESPACES, WORKLOADS, Resource
 from myriad.kube.listing import listed
 from myriad.scheduler import deadman
 from myriad.scheduler.cache import FOLLOWED, Cache
@@ -43,7 +44,7 @@ def node_portraits(api: Api, *, without: str) -> list[Json]:
         MyriadError: the cluster does not know the kind.
     """
     # Verbs that never ask pay nothing for the agent's modules.
-    from myriad.agent.publish import NODE_PORTRAITS
+    from myriad.kube.kinds import NODE_PORTRAITS
 
     try:
         return api.list(NODE_PORTRAITS)[0]
@@ -122,14 +123,14 @@ def namespaces_of_teams(cache: Cache) -> list[str]:
 
 def brakes(api: Api) -> list[Json]:
     """Brakes of the GPU gate that are on; none where the caller may not look into Myriad's own namespace."""
-    maps = listed(api, brake.CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
+    maps = listed(api, CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
     return brake.trips(maps, datetime.now(UTC)) if maps else []
 
 
 def dead_man_asleep(api: Api) -> str:
     """Why nobody would detach the check of an extension that ends; "" where all is well or the caller may not look."""
     try:
-        found = api.find(deadman.CRON_JOBS, deadman.CRON_JOB, namespace=POLICY_NAMESPACE)
+        found = api.find(CRON_JOBS, deadman.CRON_JOB, namespace=POLICY_NAMESPACE)
     except ApiError as error:
         if error.status not in (401, 403):
             raise

@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from myriad.cli._scope import own_namespace, read_what_is_allowed
-from myriad.kube.client import NODES, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import NODES
 from myriad.scheduler.ledger.idle import idle_hours
 from myriad.scheduler.model import POOL_LABEL
 

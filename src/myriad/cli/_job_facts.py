@@ -11,11 +11,11 @@ from pathlib import Path
 from myriad.cli import _cluster as cluster
 from myriad.errors import InputError
 from myriad.jobs.request import PoolFacts
-from myriad.kube.client import LOCAL_QUEUES, Api, ApiError, ClusterUnreachableError, Resource
+from myriad.kube.client import Api, ApiError, ClusterUnreachableError
+from myriad.kube.kinds import CONFIG_MAPS, LOCAL_QUEUES
 from myriad.kube.listing import listed
 from myriad.scheduler.policy import CONFIG_MAP, NAMESPACE, SitePolicy
 
-_CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 GRACE_S = 300
 
 
@@ -120,7 +120,7 @@ def _of_inventory(inventory: Sequence[Path]) -> SitePolicy:
 
 def _of_cluster(api: Api) -> SitePolicy | None:
     try:
-        found = api.find(_CONFIG_MAPS, CONFIG_MAP, namespace=NAMESPACE)
+        found = api.find(CONFIG_MAPS, CONFIG_MAP, namespace=NAMESPACE)
     except ApiError as error:
         if error.status in (401, 403):
             return None

@@ -11,7 +11,18 @@ from myriad.cli import _cluster as cluster
 from myriad.cli._scope import read_what_is_allowed
 from myriad.errors import MyriadError
 from myriad.jobs.judge import Balance
-from myriad.kube.client import CONFIG_MAPS, NODES, PODS, Api, ApiError, ClusterUnreachableError, Resource
+from myriad.kube.client import Api, ApiError, ClusterUnreachableError
+from myriad.kube.kinds import (
+    CONFIG_MAPS,
+    NODES,
+    PODS,
+    PRIORITY_CLASSES,
+    RESOURCE_QUOTAS,
+    VOLCANO_QUEUES,
+    VOLUME_CLAIMS,
+    WORKLOAD_PRIORITY_CLASSES,
+    Resource,
+)
 from myriad.kube.listing import listed
 from myriad.lint.documents import Document
 from myriad.lint.works import Work
@@ -23,15 +34,8 @@ from myriad.scheduler.policy import CONFIG_MAP, NAMESPACE
 Json = dict[str, Any]
 
 #: What lint needs beside the cache: small kinds that say whether a job's words mean anything here.
-_BESIDE = (
-    Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False),
-    Resource("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
-    Resource("scheduling.volcano.sh", "v1beta1", "queues", "Queue", namespaced=False),
-)
-_IN_NAMESPACE = (
-    Resource("", "v1", "resourcequotas", "ResourceQuota"),
-    Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
-)
+_BESIDE = (PRIORITY_CLASSES, WORKLOAD_PRIORITY_CLASSES, VOLCANO_QUEUES)
+_IN_NAMESPACE = (RESOURCE_QUOTAS, VOLUME_CLAIMS)
 #: Kinds of the cache that lint looks at; pods are too many, and no rule about a new job asks for them.
 _FROM_CACHE = frozenset({"Node", "LocalQueue", "ClusterQueue", "Cohort", "Namespace", "ResourceFlavor", "Topology"})
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from myriad.cli import _cluster as cluster
 from myriad.errors import MyriadError
-from myriad.kube.client import NAMESPACES, PODS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import NAMESPACES, PODS, WORKLOADS, Resource
 from myriad.kube.listing import listed
 from myriad.scheduler.cache import FOLLOWED, Cache
 from myriad.scheduler.inquiry import PLACEMENT, QUOTA

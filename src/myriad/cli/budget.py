@@ -16,14 +16,14 @@ from myriad.cli import _cluster as cluster
 from myriad.cli._ledger import ask, hours
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import CONFIG_MAPS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CONFIG_MAPS, SELF_REVIEWS
 from myriad.scheduler.ledger import corrections
 from myriad.scheduler.ledger.store import Correction
 from myriad.scheduler.policy import CONFIG_MAP, NAMESPACE, SitePolicy
 
 Json = dict[str, Any]
 
-SELF = Resource("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", namespaced=False)
 RECORDED_S = 20.0
 _STATES = {"ok": "", "short": "short", "used_up": "used up"}
 
@@ -94,7 +94,7 @@ def correct(
     moment = _moment(at)
     with closing(cluster.reach(kubeconfig)) as api:
         corrections.check(team, pool, project, why, _policy(api))
-        user = api.create(SELF, {"apiVersion": SELF.api_version, "kind": SELF.kind})
+        user = api.create(SELF_REVIEWS, {"apiVersion": SELF_REVIEWS.api_version, "kind": SELF_REVIEWS.kind})
         who = str(user["status"]["userInfo"]["username"])
         name = f"{corrections.PREFIX}{uuid.uuid4().hex[:12]}"
         asked = Correction("", moment, team, pool, project, seconds, who, why)

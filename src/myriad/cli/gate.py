@@ -20,7 +20,8 @@ from myriad.errors import InputError, MyriadError
 from myriad.fleet.labels import GPU_EXPECTED_LABEL, POOL_LABEL, place_text
 from myriad.fleet.names import did_you_mean
 from myriad.fleet.portrait import LEASE_NAMESPACE, LEASE_PREFIX, fresh
-from myriad.kube.client import LEASES, NODES, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import CONFIG_MAPS, LEASES, NODES
 
 Json = dict[str, Any]
 
@@ -259,8 +260,8 @@ def _show_all(report: Json, *, every: bool) -> None:
 
 def _release(api: Api, pool: str, *, json_: bool) -> None:
     name = f"{brake.NAME_PREFIX}{pool}"
-    if api.find(brake.CONFIG_MAPS, name, namespace=brake.NAMESPACE) is None:
-        maps, _ = api.list(brake.CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
+    if api.find(CONFIG_MAPS, name, namespace=brake.NAMESPACE) is None:
+        maps, _ = api.list(CONFIG_MAPS, namespace=brake.NAMESPACE, labels=brake.BRAKE_LABEL)
         pools = [m["metadata"]["labels"][brake.BRAKE_LABEL] for m in maps]
         raise InputError(
             f'the brake of pool "{pool}" never closed or held a node{did_you_mean(pool, pools) if pools else ""}'

@@ -264,7 +264,7 @@ def _placed(document: Document, namespace: str | None) -> Document:
 
 def _admitted(api: Api, work: Work) -> bool:
     """Whether Kueue has admitted the job within a moment."""
-    from myriad.kube.client import WORKLOADS
+    from myriad.kube.kinds import WORKLOADS
 
     until = time.monotonic() + ADMISSION_S
     while time.monotonic() < until:

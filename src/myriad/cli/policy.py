@@ -16,7 +16,8 @@ from myriad.fleet import Fleet, check, objects_for_cluster_policy
 from myriad.fleet.access import access_objects
 from myriad.inventory import read_inventory
 from myriad.kube.apply import Applier, Options, Outcome
-from myriad.kube.client import CLUSTER_QUEUES, COHORTS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import CLUSTER_QUEUES, COHORTS
 from myriad.scheduler.preview import jobs_of, preview, quotas_of, sentences
 
 Json = dict[str, Any]

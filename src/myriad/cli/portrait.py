@@ -13,7 +13,6 @@ from rich.table import Table
 
 from myriad.agent.collect.assemble import collectors, portrait_of
 from myriad.agent.collect.source import Host, Recorded, Recorder, Source
-from myriad.agent.publish import NODE_PORTRAITS
 from myriad.cli import _cluster as cluster
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError, MyriadError
@@ -32,7 +31,8 @@ from myriad.fleet.portrait import (
     fresh,
 )
 from myriad.fleet.portrait_schema import Answer
-from myriad.kube.client import LEASES, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import LEASES, NODE_PORTRAITS
 
 Json = dict[str, Any]
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from myriad.cli import _cluster as cluster
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
-from myriad.kube.client import WORKLOADS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.facts import Eviction, stamp
 from myriad.scheduler.notices.report import chosen, from_workload, read_all, report, row, since_when

@@ -14,7 +14,8 @@ from myriad.cli import _cluster as cluster
 from myriad.cli._scope import own_namespace, read_what_is_allowed
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import LOCAL_QUEUES, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import LOCAL_QUEUES
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.model import Eta
 from myriad.scheduler.explain import duration

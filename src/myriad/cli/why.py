@@ -14,7 +14,8 @@ from myriad.cli import _cluster as cluster
 from myriad.cli._scope import own_namespace, read_what_is_allowed
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import NAMESPACES, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import NAMESPACES
 from myriad.kube.listing import listed
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.evidence import gather
@@ -186,7 +187,7 @@ def _watch(
 
 def _refresh(question: _Question, cache: Cache) -> None:
     """The job's own namespace anew; the rest of the cluster is read less often."""
-    from myriad.kube.client import LOCAL_QUEUES, PODS, WORKLOADS
+    from myriad.kube.kinds import LOCAL_QUEUES, PODS, WORKLOADS
 
     for resource in (WORKLOADS, LOCAL_QUEUES, PODS):
         items = listed(question.api, resource, namespace=question.namespace)

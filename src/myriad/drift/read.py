@@ -6,56 +6,46 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from myriad.drift.live import by_hand, nodes_against, strays, versions
-from myriad.kube.client import (
+from myriad.kube.client import Api, ApiError, Json
+from myriad.kube.kinds import (
     ADMISSION_CHECKS,
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_QUEUES,
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
     COHORTS,
     CONFIG_MAPS,
+    DAEMON_SETS,
+    DEPLOYMENTS,
     LOCAL_QUEUES,
+    MUTATING_WEBHOOKS,
+    NETWORK_POLICIES,
     NODES,
     PODS,
+    PRIORITY_CLASSES,
     RESOURCE_FLAVORS,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
     TOPOLOGIES,
-    Api,
-    ApiError,
-    Json,
+    VALIDATING_WEBHOOKS,
+    WORKLOAD_PRIORITY_CLASSES,
     Resource,
 )
 from myriad.kube.objects import SET_LABEL
 
-_KUEUE = "kueue.x-k8s.io"
-_ADMISSION = "admissionregistration.k8s.io"
-PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
-WORKLOAD_PRIORITIES = Resource(_KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False)
-POLICIES = Resource(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", namespaced=False)
-BINDINGS = Resource(
-    _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", namespaced=False
-)
-DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
-DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
-SERVICES = Resource("", "v1", "services", "Service")
-SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-_RBAC = "rbac.authorization.k8s.io"
-ROLES = Resource(_RBAC, "v1", "roles", "Role")
-ROLE_BINDINGS = Resource(_RBAC, "v1", "rolebindings", "RoleBinding")
-CLUSTER_ROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", namespaced=False)
-CLUSTER_ROLE_BINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
-NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
-WEBHOOKS = (
-    Resource(_ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False),
-    Resource(_ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", namespaced=False),
-)
-
 # Kinds that only the description makes: another object of them decides about quota, priority or admission unseen.
 DESCRIBED = (
-    TOPOLOGIES, RESOURCE_FLAVORS, COHORTS, CLUSTER_QUEUES, LOCAL_QUEUES, ADMISSION_CHECKS, WORKLOAD_PRIORITIES,
-    PRIORITY_CLASSES, POLICIES, BINDINGS,
+    TOPOLOGIES, RESOURCE_FLAVORS, COHORTS, CLUSTER_QUEUES, LOCAL_QUEUES, ADMISSION_CHECKS, WORKLOAD_PRIORITY_CLASSES,
+    PRIORITY_CLASSES, ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS,
 )  # fmt: skip
 _OF_KUBERNETES = {PRIORITY_CLASSES: ("system-",)}
 # Kinds whose objects of a set are searched for fields that somebody added.
 OWNED = (
     *DESCRIBED, DEPLOYMENTS, DAEMON_SETS, CONFIG_MAPS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES,
-    CLUSTER_ROLE_BINDINGS, NETWORK_POLICIES, *WEBHOOKS,
+    CLUSTER_ROLE_BINDINGS, NETWORK_POLICIES, MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS,
 )  # fmt: skip
 # What kubeadm made, in kube-system and without a set.
 _KUBEADM = {

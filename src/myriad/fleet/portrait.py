@@ -19,10 +19,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-GROUP = "myriad.dev"
-VERSION = "v1alpha1"
-KIND = "NodePortrait"
-PLURAL = "nodeportraits"
 LEASE_PREFIX = "myriad-agent-"
 LEASE_NAMESPACE = "myriad-system"
 STALE_AFTER_INTERVALS = 3

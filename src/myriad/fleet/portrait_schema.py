@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from myriad.fleet.portrait import GROUP, KIND, PLURAL, VERSION, Document, Fact, Portrait, Spec
+from myriad.fleet.portrait import Document, Fact, Portrait, Spec
+from myriad.kube.kinds import NODE_PORTRAITS
 
 Json = dict[str, Any]
 
@@ -61,6 +62,7 @@ def custom_resource_definition() -> Json:
         ("Gate", "string", ".status.summary.gate"),
         ("Age", "date", ".metadata.creationTimestamp"),
     )
+    kind = NODE_PORTRAITS.kind
     properties = {
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},
@@ -71,14 +73,19 @@ def custom_resource_definition() -> Json:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{NODE_PORTRAITS.plural}.{NODE_PORTRAITS.group}"},
         "spec": {
-            "group": GROUP,
+            "group": NODE_PORTRAITS.group,
             "scope": "Cluster",
-            "names": {"kind": KIND, "listKind": f"{KIND}List", "plural": PLURAL, "singular": KIND.lower()},
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": NODE_PORTRAITS.plural,
+                "singular": kind.lower(),
+            },
             "versions": [
                 {
-                    "name": VERSION,
+                    "name": NODE_PORTRAITS.version,
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},

@@ -11,9 +11,6 @@ from myriad.fleet.fabric import expected_interfaces, plan
 from myriad.fleet.labels import node_labels
 from myriad.fleet.model import Fleet, Host, Pool
 from myriad.fleet.portrait import (
-    GROUP,
-    KIND,
-    VERSION,
     Expected,
     ExpectedFabric,
     ExpectedMig,
@@ -22,6 +19,7 @@ from myriad.fleet.portrait import (
     Taint,
     Versions,
 )
+from myriad.kube.kinds import NODE_PORTRAITS
 
 Json = dict[str, Any]
 
@@ -108,7 +106,7 @@ def node_portraits(
     objects = []
     for name, document in specs.items():
         spec = Spec.model_validate(document)
-        pool = spec.labels.get(f"{GROUP}/pool", "")
+        pool = spec.labels.get(f"{NODE_PORTRAITS.group}/pool", "")
         expected = spec.expected.model_copy(
             update={
                 "versions": Versions.model_validate(dict(versions or {})),
@@ -128,8 +126,8 @@ def node_portraits(
         )
         objects.append(
             {
-                "apiVersion": f"{GROUP}/{VERSION}",
-                "kind": KIND,
+                "apiVersion": NODE_PORTRAITS.api_version,
+                "kind": NODE_PORTRAITS.kind,
                 "metadata": {"name": name},
                 "spec": whole.document(),
             }

@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
 
-from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES, NAMESPACES, NODES
+from myriad.kube.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, NAMESPACES, NODES
 from myriad.lint.rules_leaving import CHECKPOINT_INTERVAL, MAX_EXEC_TIME, seconds_of
 from myriad.lint.works import MIN_PARALLELISM, Work
 from myriad.scheduler.cache import Cache

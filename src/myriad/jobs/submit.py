@@ -6,33 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import JOBS, PODS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    JOB_SETS,
+    JOBS,
+    MPI_JOBS_V1,
+    PADDLE_JOBS,
+    PODS,
+    PYTORCH_JOBS,
+    RAY_CLUSTERS,
+    RAY_JOBS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    STATEFUL_SETS,
+    TF_JOBS,
+    TRAIN_JOBS,
+    VOLUME_CLAIMS,
+    XGBOOST_JOBS,
+    Resource,
+)
 from myriad.lint.documents import Document
 
 Json = dict[str, Any]
 
-PYTORCH_JOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 #: Kinds that a job file may hold: the job, and what its pods need.
 KINDS: tuple[Resource, ...] = (
-    Resource("", "v1", "configmaps", "ConfigMap"),
-    Resource("", "v1", "secrets", "Secret"),
-    Resource("", "v1", "services", "Service"),
-    Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
-    Resource("", "v1", "serviceaccounts", "ServiceAccount"),
-    JOBS,
-    PODS,
-    PYTORCH_JOBS,
-    Resource("kubeflow.org", "v1", "mpijobs", "MPIJob"),
-    Resource("kubeflow.org", "v1", "tfjobs", "TFJob"),
-    Resource("kubeflow.org", "v1", "xgboostjobs", "XGBoostJob"),
-    Resource("kubeflow.org", "v1", "paddlejobs", "PaddleJob"),
-    Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
-    Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
-    Resource("ray.io", "v1", "rayjobs", "RayJob"),
-    Resource("ray.io", "v1", "rayclusters", "RayCluster"),
-    Resource("apps", "v1", "deployments", "Deployment"),
-    Resource("apps", "v1", "statefulsets", "StatefulSet"),
-)
+    CONFIG_MAPS, SECRETS, SERVICES, VOLUME_CLAIMS, SERVICE_ACCOUNTS, JOBS, PODS, PYTORCH_JOBS, MPI_JOBS_V1, TF_JOBS,
+    XGBOOST_JOBS, PADDLE_JOBS, TRAIN_JOBS, JOB_SETS, RAY_JOBS, RAY_CLUSTERS, DEPLOYMENTS, STATEFUL_SETS,
+)  # fmt: skip
 _BESIDE = 5
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from myriad.errors import InputError, MyriadError
 from myriad.kube.certificates import Certificate, secret
-from myriad.kube.client import SECRETS, Api, ApiError, ClusterUnreachableError, Resource
+from myriad.kube.client import Api, ApiError, ClusterUnreachableError
+from myriad.kube.kinds import PODS, SECRETS, Resource
 from myriad.kube.objects import (
     APPLIED_ANNOTATION,
     CRD_KIND,
@@ -455,9 +456,8 @@ class Applier:
         labels = (((live or {}).get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
         if not labels:
             return []
-        pods = Resource("", "v1", "pods", "Pod")
         selector = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
-        items, _version = self.api.list(pods, namespace=key.namespace or "default", labels=selector)
+        items, _version = self.api.list(PODS, namespace=key.namespace or "default", labels=selector)
         return [line for pod in items[:6] if (line := pod_reason(pod)) is not None]
 
     def wait_dry_run(self, objects: Sequence[Any]) -> None:

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 import httpx
 
 from myriad.errors import MyriadError
 from myriad.kube.contexts import answering
+from myriad.kube.kinds import EVENTS, PODS, Resource
 
 Json = dict[str, Any]
 PatchKind = Literal["merge", "json", "apply", "strategic"]
@@ -49,61 +49,6 @@ _PAGE = 500
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 60.0
 _ATTEMPTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """A kind of object by its place in the API.
-
-    Args:
-        group: the API group, empty for the core group.
-        version: the served version.
-        plural: the name in the path.
-        kind: the name in the object.
-        namespaced: whether objects live in a namespace.
-    """
-
-    group: str
-    version: str
-    plural: str
-    kind: str
-    namespaced: bool = True
-
-    @property
-    def api_version(self) -> str:
-        """The `apiVersion` of an object of this kind."""
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The URL path of the collection, of one object, or of a part of it."""
-        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
-        if self.namespaced and namespace:
-            parts += ["namespaces", quote(namespace, safe="")]
-        parts.append(self.plural)
-        if name:
-            # What a person types is a name and never a way to another object.
-            parts.append(quote(name, safe=":"))
-        if subresource:
-            parts.append(subresource)
-        return "/" + "/".join(parts)
-
-
-NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
-NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
-PODS = Resource("", "v1", "pods", "Pod")
-EVENTS = Resource("", "v1", "events", "Event")
-JOBS = Resource("batch", "v1", "jobs", "Job")
-SECRETS = Resource("", "v1", "secrets", "Secret")
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
-LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-_KUEUE = "kueue.x-k8s.io"
-WORKLOADS = Resource(_KUEUE, "v1beta2", "workloads", "Workload")
-LOCAL_QUEUES = Resource(_KUEUE, "v1beta2", "localqueues", "LocalQueue")
-CLUSTER_QUEUES = Resource(_KUEUE, "v1beta2", "clusterqueues", "ClusterQueue", namespaced=False)
-COHORTS = Resource(_KUEUE, "v1beta2", "cohorts", "Cohort", namespaced=False)
-RESOURCE_FLAVORS = Resource(_KUEUE, "v1beta2", "resourceflavors", "ResourceFlavor", namespaced=False)
-TOPOLOGIES = Resource(_KUEUE, "v1beta2", "topologies", "Topology", namespaced=False)
-ADMISSION_CHECKS = Resource(_KUEUE, "v1beta2", "admissionchecks", "AdmissionCheck", namespaced=False)
 
 
 class ApiError(MyriadError):

@@ -21,10 +21,10 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import NODES, PODS, Api, ApiError, Json, Resource
+from myriad.kube.client import Api, ApiError, Json
+from myriad.kube.kinds import DISRUPTION_BUDGETS, NODES, PODS
 
 CORDON_ANNOTATION = "myriad.dev/cordon-owner"
-PDBS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 FIELD_MANAGER = "myriad-drain"
 _MIRROR = "kubernetes.io/config.mirror"
 _TIES = 6
@@ -384,7 +384,7 @@ def preflight(api: Api, nodes: Sequence[str], options: DrainOptions) -> Prefligh
         )
     here, everything = pods_on(api, nodes)
     going = [pod for pod in here if pod.must_go]
-    budgets = api.list(PDBS)[0] if going else []
+    budgets = api.list(DISRUPTION_BUDGETS)[0] if going else []
     asked = [pod for pod in going if not pod.terminating]
     with ThreadPoolExecutor(_ASKING) as pool:
         answers = dict(zip(asked, pool.map(lambda pod: _ask(api, pod), asked), strict=True)) if asked else {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from myriad.kube.client import Api, ApiError, Json, Resource
+from myriad.kube.client import Api, ApiError, Json
+from myriad.kube.kinds import Resource
 
 
 def listed(

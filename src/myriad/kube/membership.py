@@ -13,12 +13,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.fleet.portrait import GROUP, KIND, PLURAL, VERSION
-from myriad.kube.client import LEASES, NODES, PODS, Api, Json, Resource
+from myriad.kube.client import Api, Json
 from myriad.kube.drain import Cordon, pods_on
+from myriad.kube.kinds import LEASES, NODE_PORTRAITS, NODES, PODS, VOLUME_ATTACHMENTS
 
-PORTRAITS = Resource(GROUP, VERSION, PLURAL, KIND, namespaced=False)
-VOLUME_ATTACHMENTS = Resource("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", namespaced=False)
 LEASE_NAMESPACE = "kube-node-lease"
 #: A kubelet renews its Lease every 10 s and is taken for gone after 40 (nodeLeaseDurationSeconds).
 ALIVE_S = 40.0
@@ -135,7 +133,7 @@ def forget(api: Api, names: Sequence[str], *, dry_run: bool = False) -> Forgotte
             )
         done.nodes.append(one.name)
         if not dry_run:
-            api.delete(PORTRAITS, one.name)
+            api.delete(NODE_PORTRAITS, one.name)
             api.delete(NODES, one.name)
     return done
 

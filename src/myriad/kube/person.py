@@ -18,9 +18,9 @@ from pathlib import Path
 import yaml
 
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import Api, Json, Resource
+from myriad.kube.client import Api, Json
+from myriad.kube.kinds import CERTIFICATE_REQUESTS
 
-REQUESTS = Resource("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest", False)
 SIGNER = "kubernetes.io/kube-apiserver-client"
 FIELD_MANAGER = "myriad-access"
 MIN_S = 600
@@ -63,8 +63,8 @@ def issue(api: Api, person: Person, *, wait_s: float = 30.0) -> tuple[bytes, byt
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     name = f"myriad-access-{secrets.token_hex(4)}"
     body: Json = {
-        "apiVersion": REQUESTS.api_version,
-        "kind": REQUESTS.kind,
+        "apiVersion": CERTIFICATE_REQUESTS.api_version,
+        "kind": CERTIFICATE_REQUESTS.kind,
         "metadata": {"name": name},
         "spec": {
             "request": base64.b64encode(request.public_bytes(serialization.Encoding.PEM)).decode(),
@@ -73,7 +73,7 @@ def issue(api: Api, person: Person, *, wait_s: float = 30.0) -> tuple[bytes, byt
             "usages": ["client auth"],
         },
     }
-    api.create(REQUESTS, body)
+    api.create(CERTIFICATE_REQUESTS, body)
     try:
         approved = {
             "type": "Approved",
@@ -82,7 +82,7 @@ def issue(api: Api, person: Person, *, wait_s: float = 30.0) -> tuple[bytes, byt
             "message": f"asked for by `myriad access grant` for {person.name}",
         }
         api.patch(
-            REQUESTS,
+            CERTIFICATE_REQUESTS,
             name,
             {"status": {"conditions": [approved]}},
             subresource="approval",
@@ -91,7 +91,7 @@ def issue(api: Api, person: Person, *, wait_s: float = 30.0) -> tuple[bytes, byt
         certificate = _signed(api, name, wait_s)
     finally:
         # The request holds no secret, and nobody needs it afterwards.
-        api.delete(REQUESTS, name)
+        api.delete(CERTIFICATE_REQUESTS, name)
     ends = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return pem, certificate, ends.astimezone(UTC)
@@ -100,7 +100,7 @@ def issue(api: Api, person: Person, *, wait_s: float = 30.0) -> tuple[bytes, byt
 def _signed(api: Api, name: str, wait_s: float) -> bytes:
     until = time.monotonic() + wait_s
     while True:
-        status = api.get(REQUESTS, name).get("status") or {}
+        status = api.get(CERTIFICATE_REQUESTS, name).get("status") or {}
         if status.get("certificate"):
             return base64.b64decode(status["certificate"])
         for condition in status.get("conditions") or []:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from myriad.errors import MyriadError
-from myriad.kube.client import LEASES, NODES, Api, ApiError, ClusterUnreachableError, Json
+from myriad.kube.client import Api, ApiError, ClusterUnreachableError, Json
 from myriad.kube.drain import Cordon, Gang, cordon_patch, now_text, patch_node, release_patch
+from myriad.kube.kinds import LEASES, NODES
 
 BY = "reboot"
 REBOOT_ANNOTATION = "myriad.dev/reboot"

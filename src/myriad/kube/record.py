@@ -20,13 +20,13 @@ from typing import Any
 
 from myriad.errors import MyriadError
 from myriad.kube.apply import Discovery
-from myriad.kube.client import Api, Resource
+from myriad.kube.client import Api
+from myriad.kube.kinds import CONFIG_MAPS, Resource
 from myriad.kube.objects import APPLIED_ANNOTATION, SET_LABEL, Identity, Json, not_ready
 
 NAMESPACE = "myriad-system"
 NAME = "myriad-site"
 MANAGER = "myriad-site"
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 #: The shape of the record; another one counts as none.
 VERSION = "1"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, Json, Resource
+from myriad.kube.client import Api, ApiError, Json
+from myriad.kube.kinds import Resource
 
 log = logging.getLogger("myriad.watch")
 

@@ -15,14 +15,14 @@ from typing import Any
 import yaml
 
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import JOBS, PODS, SERVICES, WORKLOADS, Resource
 from myriad.lab.display import duration
 from myriad.lab.state import LabPaths
 
 Json = dict[str, Any]
 #: One that runs, one that waits for quota meanwhile, one that never can.
 EXAMPLES = tuple(Path("docs/examples") / f"{name}.yml" for name in ("gang", "gang-second", "gang-huge"))
-SERVICES = Resource("", "v1", "services", "Service")
 TIMEOUT_S = 300.0
 WEBHOOK_S = 90.0
 GPU = "nvidia.com/gpu"

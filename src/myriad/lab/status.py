@@ -10,7 +10,8 @@ from docker.errors import NotFound
 
 from myriad.cli.output import console
 from myriad.errors import MyriadError
-from myriad.kube.client import NODES, connect
+from myriad.kube.client import connect
+from myriad.kube.kinds import NODES
 from myriad.lab import engine
 from myriad.lab.display import row
 from myriad.lab.state import LabState, clone_root, lab_paths, require_state

@@ -15,7 +15,8 @@ from docker.errors import DockerException
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent
 from myriad.images.rootfs import build_node_rootfs
-from myriad.kube.client import NODES, ApiError, connect
+from myriad.kube.client import ApiError, connect
+from myriad.kube.kinds import NODES
 from myriad.lab import engine, machine, nodes, offline
 from myriad.lab.display import Display, Phase, duration, row
 from myriad.lab.jobs import Jobs

@@ -6,61 +6,55 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import (
+    ADMISSION_CHECKS,
+    API_SERVICES,
+    CLUSTER_QUEUES,
+    CLUSTER_TRAINING_RUNTIMES,
+    COHORTS,
+    CONFIG_MAPS,
+    CRON_JOBS,
+    DEPLOYMENTS,
+    HYPER_NODES,
+    JOB_SETS,
+    JOBS,
+    LOCAL_QUEUES,
+    MPI_JOBS_V1,
+    MUTATING_WEBHOOKS,
+    NAMESPACES,
+    NODES,
+    POD_GROUPS,
+    PODS,
+    PRIORITY_CLASSES,
+    PYTORCH_JOBS,
+    RAY_CLUSTERS,
+    RAY_JOBS,
+    REPLICA_SETS,
+    RESOURCE_FLAVORS,
+    RESOURCE_QUOTAS,
+    STATEFUL_SETS,
+    TOPOLOGIES,
+    TRAIN_JOBS,
+    TRAINING_RUNTIMES,
+    VALIDATING_WEBHOOKS,
+    VOLCANO_JOBS,
+    VOLCANO_QUEUES,
+    VOLUME_CLAIMS,
+    WORKLOAD_PRIORITY_CLASSES,
+    WORKLOADS,
+    Resource,
+)
 from myriad.lint.documents import Document
 
-_KUEUE = "kueue.x-k8s.io"
-_VOLCANO = "scheduling.volcano.sh"
 #: What is read. A kind that the cluster does not serve is not there, which is a fact like any other.
 READ = (
-    Resource("", "v1", "nodes", "Node", namespaced=False),
-    Resource("", "v1", "namespaces", "Namespace", namespaced=False),
-    Resource("", "v1", "pods", "Pod"),
-    Resource("", "v1", "resourcequotas", "ResourceQuota"),
-    Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
-    Resource("", "v1", "configmaps", "ConfigMap"),
-    Resource("apps", "v1", "deployments", "Deployment"),
-    Resource("apps", "v1", "statefulsets", "StatefulSet"),
-    Resource("apps", "v1", "replicasets", "ReplicaSet"),
-    Resource("batch", "v1", "jobs", "Job"),
-    Resource("batch", "v1", "cronjobs", "CronJob"),
-    Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False),
-    Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False),
-    Resource(
-        "admissionregistration.k8s.io",
-        "v1",
-        "mutatingwebhookconfigurations",
-        "MutatingWebhookConfiguration",
-        namespaced=False,
-    ),
-    Resource(
-        "admissionregistration.k8s.io",
-        "v1",
-        "validatingwebhookconfigurations",
-        "ValidatingWebhookConfiguration",
-        namespaced=False,
-    ),
-    Resource(_KUEUE, "v1beta2", "clusterqueues", "ClusterQueue", namespaced=False),
-    Resource(_KUEUE, "v1beta2", "localqueues", "LocalQueue"),
-    Resource(_KUEUE, "v1beta2", "cohorts", "Cohort", namespaced=False),
-    Resource(_KUEUE, "v1beta2", "resourceflavors", "ResourceFlavor", namespaced=False),
-    Resource(_KUEUE, "v1beta2", "topologies", "Topology", namespaced=False),
-    Resource(_KUEUE, "v1beta2", "admissionchecks", "AdmissionCheck", namespaced=False),
-    Resource(_KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
-    Resource(_KUEUE, "v1beta2", "workloads", "Workload"),
-    Resource(_VOLCANO, "v1beta1", "queues", "Queue", namespaced=False),
-    Resource(_VOLCANO, "v1beta1", "podgroups", "PodGroup"),
-    Resource("topology.volcano.sh", "v1alpha1", "hypernodes", "HyperNode", namespaced=False),
-    Resource("batch.volcano.sh", "v1alpha1", "jobs", "Job"),
-    Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob"),
-    Resource("kubeflow.org", "v1", "mpijobs", "MPIJob"),
-    Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
-    Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime"),
-    Resource("trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", "ClusterTrainingRuntime", namespaced=False),
-    Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
-    Resource("ray.io", "v1", "rayjobs", "RayJob"),
-    Resource("ray.io", "v1", "rayclusters", "RayCluster"),
-)
+    NODES, NAMESPACES, PODS, RESOURCE_QUOTAS, VOLUME_CLAIMS, CONFIG_MAPS, DEPLOYMENTS, STATEFUL_SETS, REPLICA_SETS,
+    JOBS, CRON_JOBS, PRIORITY_CLASSES, API_SERVICES, MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS, CLUSTER_QUEUES,
+    LOCAL_QUEUES, COHORTS, RESOURCE_FLAVORS, TOPOLOGIES, ADMISSION_CHECKS, WORKLOAD_PRIORITY_CLASSES, WORKLOADS,
+    VOLCANO_QUEUES, POD_GROUPS, HYPER_NODES, VOLCANO_JOBS, PYTORCH_JOBS, MPI_JOBS_V1, TRAIN_JOBS, TRAINING_RUNTIMES,
+    CLUSTER_TRAINING_RUNTIMES, JOB_SETS, RAY_JOBS, RAY_CLUSTERS,
+)  # fmt: skip
 
 
 def read(api: Api, *, resources: Iterable[Resource] = READ) -> tuple[list[Document], frozenset[str], list[str]]:

@@ -15,7 +15,20 @@ from typing import Any
 
 from myriad.errors import InputError, UnreachableError
 from myriad.fleet.source import RawInventory
-from myriad.kube.client import JOBS, PODS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import (
+    CRON_JOBS,
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    JOB_SETS,
+    JOBS,
+    PODS,
+    PYTORCH_JOBS,
+    REPLICA_SETS,
+    STATEFUL_SETS,
+    VOLCANO_JOBS,
+    WORKLOADS,
+)
 from myriad.registry_site.retention import Named
 from myriad.stack.bundle import Bundle
 from myriad.stack.lock import Lock
@@ -23,22 +36,9 @@ from myriad.stack.push import FILES_REPOSITORY, files_tag
 
 CRICTL = "/usr/local/bin/crictl --timeout 20s images -o json"
 #: Kinds whose templates name images that no node may have pulled yet.
-WORKLOADS = (
-    PODS,
-    JOBS,
-    Resource("batch", "v1", "cronjobs", "CronJob"),
-    Resource("apps", "v1", "deployments", "Deployment"),
-    Resource("apps", "v1", "daemonsets", "DaemonSet"),
-    Resource("apps", "v1", "statefulsets", "StatefulSet"),
-    Resource("apps", "v1", "replicasets", "ReplicaSet"),
-)
+TEMPLATED = (PODS, JOBS, CRON_JOBS, DEPLOYMENTS, DAEMON_SETS, STATEFUL_SETS, REPLICA_SETS)
 #: Not in every cluster; where they are they count too.
-OPTIONAL_WORKLOADS = (
-    Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob"),
-    Resource("batch.volcano.sh", "v1alpha1", "jobs", "Job"),
-    Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
-    Resource("kueue.x-k8s.io", "v1beta2", "workloads", "Workload"),
-)
+OPTIONAL = (PYTORCH_JOBS, VOLCANO_JOBS, JOB_SETS, WORKLOADS)
 
 
 def name_bundle(named: Named, bundle: Bundle) -> None:
@@ -179,11 +179,11 @@ def name_workloads(named: Named, api: Api, registry: str) -> int:
         ApiError: a kind cannot be read; ClusterUnreachableError: nobody answers.
     """
     count = 0
-    for resource in (*WORKLOADS, *OPTIONAL_WORKLOADS):
+    for resource in (*TEMPLATED, *OPTIONAL):
         try:
             objects = api.list(resource)[0]
         except ApiError as error:
-            if resource in OPTIONAL_WORKLOADS and error.is_not_found:
+            if resource in OPTIONAL and error.is_not_found:
                 continue
             raise
         count += len(objects)

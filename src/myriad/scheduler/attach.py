@@ -10,7 +10,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, FIELD_MANAGER, Api, ApiError
+from myriad.kube.client import FIELD_MANAGER, Api, ApiError
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES
 from myriad.scheduler.model import POOL_LABEL
 
 log = logging.getLogger("myriad.attach")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from myriad.kube.client import NODES
+from myriad.kube.kinds import NODES
 from myriad.scheduler import brake
 from myriad.scheduler.brake import Ask, Brake, NodeState, State, Trouble, Verdict
 from myriad.scheduler.cache import Cache

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from myriad.kube.client import (
+from myriad.kube.client import Api
+from myriad.kube.kinds import (
     ADMISSION_CHECKS,
     CLUSTER_QUEUES,
     COHORTS,
@@ -29,7 +30,6 @@ from myriad.kube.client import (
     RESOURCE_FLAVORS,
     TOPOLOGIES,
     WORKLOADS,
-    Api,
     Resource,
 )
 from myriad.kube.watch import Watch

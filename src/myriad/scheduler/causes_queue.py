@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from myriad.kube.client import (
+from myriad.kube.kinds import (
     ADMISSION_CHECKS,
     CLUSTER_QUEUES,
     LOCAL_QUEUES,

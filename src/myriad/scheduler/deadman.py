@@ -22,7 +22,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, LEASES, Api, ApiError, Resource, connect
+from myriad.kube.client import Api, ApiError, connect
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, LEASES
 from myriad.scheduler.attach import detach_all, entry_of
 from myriad.scheduler.settings import Settings
 
@@ -33,7 +34,6 @@ Json = dict[str, Any]
 DETACHED_AT = "myriad.dev/detached-at"
 DETACHED_BY = "myriad.dev/detached-by"
 NAME = "dead-man"
-CRON_JOBS = Resource("batch", "v1", "cronjobs", "CronJob")
 CRON_JOB = "myriad-dead-man"
 _SILENT_S = 300.0
 _LOOK_EVERY_S = 1.0

@@ -14,23 +14,27 @@ from typing import Any
 import yaml
 
 from myriad.errors import MyriadError
-from myriad.kube.client import EVENTS, LOCAL_QUEUES, PODS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import (
+    CONFIG_MAPS,
+    EVENTS,
+    LIMIT_RANGES,
+    LOCAL_QUEUES,
+    POD_GROUPS,
+    PODS,
+    RESOURCE_QUOTAS,
+    VOLCANO_QUEUES,
+    VOLUME_CLAIMS,
+    WORKLOAD_PRIORITY_CLASSES,
+    WORKLOADS,
+    Resource,
+)
 from myriad.scheduler.causes import QUEUE_LABEL, Evidence, annotations_of, labels_of
 from myriad.scheduler.causes_pods import claims_named
 from myriad.scheduler.causes_volcano import GROUP_ANNOTATION
 from myriad.scheduler.subject import Subject, find_subject, pods_of
 
 Json = dict[str, Any]
-
-RESOURCE_QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
-LIMIT_RANGES = Resource("", "v1", "limitranges", "LimitRange")
-CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
-PRIORITY_CLASSES = Resource(
-    "kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False
-)
-POD_GROUPS = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
-VOLCANO_QUEUES = Resource("scheduling.volcano.sh", "v1beta1", "queues", "Queue", namespaced=False)
 
 KUEUE_NAMESPACE = "kueue-system"
 KUEUE_CONFIG = "kueue-manager-config"
@@ -74,8 +78,8 @@ def gather(api: Api, namespace: str, job: str, kind: str = "", *, subject: Subje
         "events": (EVENTS, listing(EVENTS)),
         "quotas": (RESOURCE_QUOTAS, listing(RESOURCE_QUOTAS)),
         "limits": (LIMIT_RANGES, listing(LIMIT_RANGES)),
-        "claims": (CLAIMS, listing(CLAIMS)),
-        "classes": (PRIORITY_CLASSES, listing(PRIORITY_CLASSES, False)),
+        "claims": (VOLUME_CLAIMS, listing(VOLUME_CLAIMS)),
+        "classes": (WORKLOAD_PRIORITY_CLASSES, listing(WORKLOAD_PRIORITY_CLASSES, False)),
         "groups": (POD_GROUPS, listing(POD_GROUPS)),
         "vqueues": (VOLCANO_QUEUES, listing(VOLCANO_QUEUES, False)),
         "config": (CONFIG_MAPS, lambda: api.get(CONFIG_MAPS, KUEUE_CONFIG, namespace=KUEUE_NAMESPACE)),

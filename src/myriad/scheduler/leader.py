@@ -14,7 +14,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from myriad.errors import MyriadError
-from myriad.kube.client import LEASES, Api, ApiError, Json
+from myriad.kube.client import Api, ApiError, Json
+from myriad.kube.kinds import LEASES
 
 log = logging.getLogger("myriad.leader")
 

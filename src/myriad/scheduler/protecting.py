@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import CLUSTER_QUEUES, NODES, WORKLOADS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CLUSTER_QUEUES, NODES, WORKLOADS
 from myriad.scheduler.brake import Ask, Verdict
 from myriad.scheduler.braking import Braking
 from myriad.scheduler.cache import Cache

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from myriad.kube.client import CLUSTER_QUEUES, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta import published
 from myriad.scheduler.eta.estimate import History, estimate

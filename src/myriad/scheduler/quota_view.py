@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES, NODES, PODS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, NODES, PODS, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.live import pool_of_queue, queue_state, stop_of
 from myriad.scheduler.eta.model import QueueState

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from myriad.kube.client import WORKLOADS
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.causes import Evidence
 from myriad.scheduler.causes_queue import Looking, evicted_jobs

@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 
 from myriad.errors import MyriadError
-from myriad.kube.client import PODS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import PODS
 from myriad.scheduler.decisions import DecisionLog, record_from_dict
 from myriad.scheduler.model import DecisionRecord
 

@@ -17,7 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import WORKLOADS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.notices.checkpoint import Checkpoint
 from myriad.scheduler.notices.facts import SHIELDED, moment

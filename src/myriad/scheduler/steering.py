@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, FIELD_MANAGER, WORKLOADS, Api, ApiError
+from myriad.kube.client import FIELD_MANAGER, Api, ApiError
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, WORKLOADS
 from myriad.scheduler import attach, deadman
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, utc_now

@@ -9,31 +9,34 @@ from difflib import get_close_matches
 from typing import Any
 
 from myriad.errors import InputError
-from myriad.kube.client import JOBS, PODS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import (
+    DEPLOYMENTS,
+    JAX_JOBS,
+    JOB_SETS,
+    JOBS,
+    LEADER_WORKER_SETS,
+    MPI_JOBS,
+    PADDLE_JOBS,
+    PODS,
+    PYTORCH_JOBS,
+    RAY_CLUSTERS,
+    RAY_JOBS,
+    STATEFUL_SETS,
+    TF_JOBS,
+    TRAIN_JOBS,
+    WORKLOADS,
+    XGBOOST_JOBS,
+    Resource,
+)
 from myriad.kube.listing import listed
 
 Json = dict[str, Any]
 
-_KUBEFLOW = "kubeflow.org"
-PYTORCH_JOBS = Resource(_KUBEFLOW, "v1", "pytorchjobs", "PyTorchJob")
 KINDS: tuple[Resource, ...] = (
-    JOBS,
-    PYTORCH_JOBS,
-    Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
-    Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
-    Resource(_KUBEFLOW, "v2beta1", "mpijobs", "MPIJob"),
-    Resource(_KUBEFLOW, "v1", "tfjobs", "TFJob"),
-    Resource(_KUBEFLOW, "v1", "xgboostjobs", "XGBoostJob"),
-    Resource(_KUBEFLOW, "v1", "paddlejobs", "PaddleJob"),
-    Resource(_KUBEFLOW, "v1", "jaxjobs", "JAXJob"),
-    Resource("ray.io", "v1", "rayjobs", "RayJob"),
-    Resource("ray.io", "v1", "rayclusters", "RayCluster"),
-    Resource("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet"),
-    Resource("apps", "v1", "deployments", "Deployment"),
-    Resource("apps", "v1", "statefulsets", "StatefulSet"),
-    PODS,
-    WORKLOADS,
-)
+    JOBS, PYTORCH_JOBS, JOB_SETS, TRAIN_JOBS, MPI_JOBS, TF_JOBS, XGBOOST_JOBS, PADDLE_JOBS, JAX_JOBS, RAY_JOBS,
+    RAY_CLUSTERS, LEADER_WORKER_SETS, DEPLOYMENTS, STATEFUL_SETS, PODS, WORKLOADS,
+)  # fmt: skip
 """Kinds that a job may be, in the order in which a bare name is looked for."""
 
 FRAMEWORKS = {

@@ -22,14 +22,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import JOBS, PYTORCH_JOBS, WORKLOADS, Resource
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.job_facts import WAITING
 from myriad.scheduler.objects import WorkloadView, seconds_since
 from myriad.scheduler.reasons import CONDITION_REASONS, Reasons, Said
 from myriad.scheduler.settings import Settings
-from myriad.scheduler.subject import PYTORCH_JOBS
 
 log = logging.getLogger("myriad.telling")
 

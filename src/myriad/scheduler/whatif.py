@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from myriad.errors import InputError
-from myriad.kube.client import CLUSTER_QUEUES, NODES, PODS, RESOURCE_FLAVORS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, NODES, PODS, RESOURCE_FLAVORS, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.live import elapsed_of, limit_of, pool_of_queue, queue_state, stop_of
 from myriad.scheduler.model import (

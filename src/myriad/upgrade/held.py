@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from myriad.errors import MyriadError
-from myriad.kube.client import NODES, Api
+from myriad.kube.client import Api
 from myriad.kube.drain import Cordon, cordon, release
+from myriad.kube.kinds import NODES
 from myriad.upgrade.plan import BY, HELD, JOB_RUNS
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from myriad.errors import MyriadError
-from myriad.kube.client import CONFIG_MAPS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import CONFIG_MAPS
 
 _NAME, _NAMESPACE, _KEY = "kubeadm-config", "kube-system", "ClusterConfiguration"
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from myriad.kube.client import NODES, Api, ApiError, ClusterUnreachableError, Json
+from myriad.kube.client import Api, ApiError, ClusterUnreachableError, Json
 from myriad.kube.drain import cordon_patch, now_text, patch_node, release
+from myriad.kube.kinds import NODES
 from myriad.kube.reboot import EXPECTED_LABEL, GATE_RUN_ANNOTATION, NotBackError, gate_fault
 from myriad.upgrade.plan import BY
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from myriad.drift.read import DAEMON_SETS, DEPLOYMENTS
 from myriad.errors import MyriadError
-from myriad.kube.client import NODES, PODS, Api, Json
+from myriad.kube.client import Api, Json
 from myriad.kube.drain import DrainOptions, Gang, pod_view, preflight
+from myriad.kube.kinds import DAEMON_SETS, DEPLOYMENTS, NODES, PODS
 from myriad.stack.compat import check
 from myriad.stack.lock import load_rules
 from myriad.upgrade.plan import BY, Limits, Look, Plan, Target, cluster_changes, plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from myriad.kube.client import ApiError, Resource
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import EVENTS, Resource
 
 Json = dict[str, Any]
 
@@ -71,7 +72,7 @@ class FakeCluster:
         return self.put(resource, obj)
 
     def create_event(self, about: Json, **more: Any) -> None:
-        self._count("create", Resource("", "v1", "events", "Event"), about["metadata"]["name"])
+        self._count("create", EVENTS, about["metadata"]["name"])
 
     def _count(self, verb: str, resource: Resource, name: str) -> None:
         self.requests.append((verb, resource.plural, name))

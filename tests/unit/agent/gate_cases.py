@@ -30,7 +30,8 @@ from myriad.fleet.portrait import (
     Portrait,
     RowRemap,
 )
-from myriad.kube.client import ApiError, Resource
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import Resource
 
 Json = dict[str, Any]
 

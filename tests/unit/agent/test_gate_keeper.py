@@ -12,7 +12,8 @@ from myriad.agent.brake import CONFIG_MAPS, NAMESPACE, SIZES
 from myriad.agent.keeper import Keeper, KeeperSettings
 from myriad.agent.report import GATE_ANNOTATION, RUN_ANNOTATION, Record
 from myriad.fleet.portrait import GPUS, Ecc, Expected, Fabric, Portrait, Xid
-from myriad.kube.client import NODES, PODS, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import NODES, PODS
 
 from .gate_cases import EXPECTED, GATE, NODE, UNHEALTHY, Clock, FakeApi, gpu, node, portrait
 

@@ -15,11 +15,12 @@ from myriad.agent.collect.assemble import collectors
 from myriad.agent.collect.source import Host, Recorded
 from myriad.agent.keeper import Keeper, KeeperSettings
 from myriad.agent.loop import Agent, Looking, published
-from myriad.agent.publish import NODE_PORTRAITS, Publisher
+from myriad.agent.publish import Publisher
 from myriad.agent.settings import Settings
 from myriad.errors import InputError
 from myriad.fleet.portrait import LEASE_PREFIX, Expected, Labelling, Portrait, Spec, Taint, fresh
-from myriad.kube.client import LEASES, NODES, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import LEASES, NODE_PORTRAITS, NODES
 from tests.unit.agent.fake_cluster import FakeCluster
 
 MACHINES = Path(__file__).parents[2] / "fixtures" / "machines"

@@ -17,7 +17,8 @@ from myriad.agent.report import GATE_ANNOTATION, RUN_ANNOTATION, Record
 from myriad.cli import build_app
 from myriad.cli import gate as verb
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import LEASES, NODES, ApiError, Resource
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import LEASES, NODES, Resource
 
 Json = dict[str, Any]
 

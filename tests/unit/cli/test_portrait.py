@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from myriad.agent.collect.assemble import portrait_of
 from myriad.agent.collect.source import Recorded
-from myriad.agent.publish import NODE_PORTRAITS
 from myriad.cli import build_app
 from myriad.cli import portrait as verb
 from myriad.errors import InputError
 from myriad.fleet.portrait import LEASE_PREFIX, Expected, Spec
-from myriad.kube.client import LEASES, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import LEASES, NODE_PORTRAITS
 from tests.unit.agent.fake_cluster import FakeCluster
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,8 @@ from myriad.cli.reboot import reboot
 from myriad.errors import InputError
 from myriad.fleet import check
 from myriad.inventory import read_inventory
-from myriad.kube.client import NODES, ClusterUnreachableError, connect
+from myriad.kube.client import ClusterUnreachableError, connect
+from myriad.kube.kinds import NODES
 
 MACHINE = Path(__file__).parents[2] / "fixtures" / "machines" / "a10-x1"
 EXAMPLE = Path(__file__).resolve().parents[3] / "inventories" / "example"

@@ -15,7 +15,7 @@ from myriad.cli._job_view import add_others, balance_in
 from myriad.jobs.judge import Balance, Verdict, judge
 from myriad.jobs.render import render
 from myriad.jobs.request import Form, Request
-from myriad.kube.client import (
+from myriad.kube.kinds import (
     CLUSTER_QUEUES,
     CONFIG_MAPS,
     LOCAL_QUEUES,

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from myriad.errors import InputError
-from myriad.kube.client import NODES, PODS, ApiError
+from myriad.kube.client import ApiError
 from myriad.kube.drain import (
     CORDON_ANNOTATION,
-    PDBS,
     Cordon,
     DrainBlockedError,
     DrainError,
@@ -26,6 +25,7 @@ from myriad.kube.drain import (
     release_patch,
     selects,
 )
+from myriad.kube.kinds import DISRUPTION_BUDGETS, NODES, PODS
 
 Json = dict[str, Any]
 BY = DrainOptions(by="reboot", reason="the kernel is old", deadline_s=10, poll_s=1)
@@ -71,7 +71,7 @@ class FakeApi:
 
     def list(self, resource: Any, **_: Any) -> tuple[list[Json], str]:
         self.calls.append(f"list {resource.plural}")
-        kinds = {NODES: self.nodes.values(), PODS: self.pods.values(), PDBS: self.budgets}
+        kinds = {NODES: self.nodes.values(), PODS: self.pods.values(), DISRUPTION_BUDGETS: self.budgets}
         return copy.deepcopy([*kinds[resource]]), "1"
 
     def get(self, _resource: Any, name: str, **_: Any) -> Json:

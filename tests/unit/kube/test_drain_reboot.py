@@ -10,8 +10,9 @@ import pytest
 from ansible_collections.myriad.gpu.plugins.module_utils import reboot_reasons
 
 from myriad.errors import MyriadError
-from myriad.kube.client import LEASES, ClusterUnreachableError
+from myriad.kube.client import ClusterUnreachableError
 from myriad.kube.drain import CORDON_ANNOTATION, Cordon, Gang
+from myriad.kube.kinds import LEASES
 from myriad.kube.reboot import (
     EXPECTED_LABEL,
     GATE_ANNOTATION,

@@ -12,7 +12,7 @@ import pytest
 from myriad.fleet import check, objects_for_cluster_policy
 from myriad.fleet.site_policy import policy_document
 from myriad.inventory import read_inventory
-from myriad.kube.client import CONFIG_MAPS
+from myriad.kube.kinds import CONFIG_MAPS
 from myriad.scheduler import policy
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.policy import SitePolicy

@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import (
-    CLUSTER_QUEUES,
-    LOCAL_QUEUES,
-    NAMESPACES,
-    PODS,
-    WORKLOADS,
-    ApiError,
-    Resource,
-)
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, NAMESPACES, PODS, WORKLOADS, Resource
 from myriad.scheduler.cache import Cache, key_of
 from myriad.scheduler.policy import SitePolicy
 

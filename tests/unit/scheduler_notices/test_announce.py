@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS
+from myriad.kube.kinds import JOBS
 from myriad.scheduler.notices.announce import MAY_LEAVE, PLANNED, Plan, announce, planned_of, withdraw
 
 DRAIN = Plan("drain of gpu12", "its fan is replaced", 900)

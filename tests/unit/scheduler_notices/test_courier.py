@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from myriad.errors import MyriadError
-from myriad.kube.client import SECRETS
+from myriad.kube.kinds import SECRETS
 from myriad.scheduler.notices.courier import Courier, Note, Passing, signature
 from myriad.scheduler.notices.targets import Address, Addresses, TargetError
 from myriad.scheduler.policy import NotifyTarget

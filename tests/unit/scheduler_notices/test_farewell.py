@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import JOBS, NODES
 from myriad.kube.drain import DrainError, DrainOptions, PodView, drain
+from myriad.kube.kinds import JOBS, NODES
 from myriad.scheduler.notices.announce import MAY_LEAVE, planned_of
 from myriad.scheduler.notices.farewell import Farewell
 
@@ -123,7 +123,7 @@ def test_nothing_is_drained_while_nodes_fell_silent_together(cluster: Cluster) -
 
 
 def test_a_drain_closes_tells_waits_and_only_then_evicts(cluster: Cluster, make: Any) -> None:
-    from myriad.kube.client import PODS
+    from myriad.kube.kinds import PODS
 
     labels = {"batch.kubernetes.io/job-name": "clip"}
     cluster.api.put(PODS, make.pod("clip-0", "clip", node="g1", labels=labels))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import WORKLOADS
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.notices.facts import cause_of
 from myriad.scheduler.notices.gather import build, held_at
 

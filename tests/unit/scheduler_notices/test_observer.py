@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, PODS, WORKLOADS, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import JOBS, PODS, WORKLOADS
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.courier import Note
 from myriad.scheduler.notices.observer import Notices

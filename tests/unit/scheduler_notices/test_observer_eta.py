@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from myriad.kube.client import NODES, WORKLOADS
+from myriad.kube.kinds import NODES, WORKLOADS
 from myriad.scheduler.eta.observer import Estimating
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.courier import Note

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from myriad.cli import _cluster, build_app
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import WORKLOADS, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.facts import Eviction, Party
 from myriad.scheduler.notices.report import chosen, read_all, report, since_when

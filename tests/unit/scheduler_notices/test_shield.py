@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import JOBS, WORKLOADS, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import JOBS, WORKLOADS
 from myriad.scheduler.notices.checkpoint import Checkpoint
 from myriad.scheduler.shield import PRIORITY_LABEL, Shield, Shields, wanted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from myriad.kube.client import NODES, PODS, WORKLOADS
+from myriad.kube.kinds import NODES, PODS, WORKLOADS
 from myriad.scheduler.notices.aftermath import Aftermath
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.facts import Eviction, Party

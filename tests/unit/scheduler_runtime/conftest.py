@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import (
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import (
     ADMISSION_CHECKS,
     CLUSTER_QUEUES,
     COHORTS,
@@ -20,7 +21,6 @@ from myriad.kube.client import (
     RESOURCE_FLAVORS,
     TOPOLOGIES,
     WORKLOADS,
-    ApiError,
     Resource,
 )
 from myriad.scheduler.cache import Cache, key_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import NODES, WORKLOADS
+from myriad.kube.kinds import NODES, WORKLOADS
 from myriad.scheduler.brake import Ask
 from myriad.scheduler.braking import Braking
 from myriad.scheduler.observers import Surroundings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from myriad.kube.client import CLUSTER_QUEUES, NODES, PODS, RESOURCE_FLAVORS, TOPOLOGIES, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, NODES, PODS, RESOURCE_FLAVORS, TOPOLOGIES, WORKLOADS
 from myriad.scheduler.cache import Cache
 
 

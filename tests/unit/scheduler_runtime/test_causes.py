@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES, PODS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, PODS, WORKLOADS
 from myriad.scheduler.causes import Evidence, read_refusal
 from myriad.scheduler.causes_queue import selects
 from myriad.scheduler.explain import Answer

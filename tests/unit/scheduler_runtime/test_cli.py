@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from myriad.cli import _cluster, decisions, queue, status, why
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, NAMESPACES, NODES, WORKLOADS, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import JOBS, NAMESPACES, NODES, WORKLOADS
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from myriad.cli import _cluster, fit, queue, quota
 from myriad.errors import MyriadError
-from myriad.kube.client import NAMESPACES, WORKLOADS, ApiError, Resource
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import NAMESPACES, WORKLOADS, Resource
 
 
 @pytest.fixture

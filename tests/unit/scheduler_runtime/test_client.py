@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from myriad.kube import client
-from myriad.kube.client import NODES, PODS, WORKLOADS, Api, ApiError, ClusterUnreachableError, connect
+from myriad.kube.client import Api, ApiError, ClusterUnreachableError, connect
+from myriad.kube.kinds import NODES, PODS, WORKLOADS
 from myriad.kube.watch import Watch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from myriad.kube.client import LEASES
+from myriad.kube.kinds import LEASES
 from myriad.scheduler import deadman
 from myriad.scheduler.settings import Settings
 

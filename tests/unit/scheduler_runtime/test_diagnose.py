@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from myriad.errors import MyriadError
-from myriad.kube.client import CLUSTER_QUEUES, NODES, PODS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, NODES, PODS, WORKLOADS
 from myriad.scheduler.diagnose import Outside, Usage, advise, report
 from myriad.scheduler.diagnose.observer import Diagnosing
 from myriad.scheduler.diagnose.prometheus import usage_from

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
 from myriad.scheduler.inquiry import Evidence, queue_report, quota_view, status_report, why_job
 
 NOW = datetime(2026, 1, 1, 1, 0, tzinfo=UTC)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from myriad.errors import MyriadError
-from myriad.kube.client import LEASES
+from myriad.kube.kinds import LEASES
 from myriad.scheduler.leader import LeaderElection
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES, NAMESPACES, NODES, PODS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, NAMESPACES, NODES, PODS, WORKLOADS
 from myriad.scheduler.eta import published
 from myriad.scheduler.eta.live import pool_states
 from myriad.scheduler.eta.model import Eta

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from myriad.kube.client import PODS, WORKLOADS
+from myriad.kube.kinds import PODS, WORKLOADS
 from myriad.scheduler.decisions import DecisionLog
 from myriad.scheduler.model import DecisionRecord
 from myriad.scheduler.records import Copier, RecordBook, every

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from myriad.errors import MyriadError
-from myriad.kube.client import ADMISSION_CHECKS, CLUSTER_QUEUES, NODES, PODS, WORKLOADS, ApiError, Json
+from myriad.kube.client import ApiError, Json
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, NODES, PODS, WORKLOADS
 
 RACK = "myriad.dev/rack"
 

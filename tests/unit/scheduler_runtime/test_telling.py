@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from myriad.kube.client import JOBS, WORKLOADS, ApiError
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import JOBS, PYTORCH_JOBS, WORKLOADS
 from myriad.scheduler.events import EventSink
-from myriad.scheduler.subject import PYTORCH_JOBS
 from myriad.scheduler.telling import Pace, Series, Telling, Writer
 
 Json = dict[str, Any]
@@ -180,7 +180,7 @@ def test_f12_the_pace_falls_when_the_api_server_is_slow_and_comes_back() -> None
 
 
 def test_a20_an_admitted_gang_without_nodes_is_told_why(desk: Desk, make: Any) -> None:
-    from myriad.kube.client import PODS
+    from myriad.kube.kinds import PODS
 
     desk.world.put(WORKLOADS, make.workload("a", pods=1, assigned={"n0": 1}, admitted=True))
     body = make.pod("a-0", of="a", phase="Pending")

@@ -11,7 +11,8 @@ import pytest
 
 from myriad.bench.page_serve import NoCluster, Served, record, serve
 from myriad.bench.page_world import fill, node
-from myriad.kube.client import CONFIG_MAPS, LOCAL_QUEUES, NODES, ApiError, Resource
+from myriad.kube.client import ApiError
+from myriad.kube.kinds import CONFIG_MAPS, LOCAL_QUEUES, NODES, Resource
 from myriad.scheduler.ledger.facts import Admission, Holding
 from myriad.scheduler.ledger.store import Correction, Quota
 from myriad.scheduler.web.auth import AUDIENCE, AuthSettings

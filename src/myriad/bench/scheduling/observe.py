@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from myriad.kube.client import JOBS, PODS, WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import JOBS, PODS, WORKLOADS
 from myriad.kube.watch import Watch
 from myriad.scheduler.job_facts import WAITING
 from myriad.scheduler.objects import workload_view

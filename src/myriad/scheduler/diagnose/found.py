@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.client import CLUSTER_QUEUES, NODES, PODS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, NODES, PODS, WORKLOADS
 from myriad.scheduler.brake import trouble
 from myriad.scheduler.braking import node_states
 from myriad.scheduler.cache import Cache

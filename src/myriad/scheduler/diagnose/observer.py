@@ -11,18 +11,17 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, Resource
+from myriad.kube.client import Api
+from myriad.kube.kinds import API_SERVICES, POD_GROUPS
 from myriad.kube.listing import listed
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.diagnose.found import Finding, Outside, report
 from myriad.scheduler.diagnose.use import Usage
-from myriad.scheduler.evidence import POD_GROUPS
 
 log = logging.getLogger("myriad.diagnose")
 
 Json = dict[str, Any]
 
-API_SERVICES = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)
 VISIBILITY = "visibility.kueue.x-k8s.io"
 _SWEEP_S = 30.0
 _AGAIN_S = 3600.0

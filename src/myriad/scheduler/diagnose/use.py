@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from myriad.kube.client import PODS
+from myriad.kube.kinds import PODS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.model import gpus_words, is_gpu_resource, place
 from myriad.scheduler.objects import owner_of, pod_is_terminal, pod_requests

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from myriad.kube.client import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, RESOURCE_FLAVORS, WORKLOADS
+from myriad.kube.kinds import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, RESOURCE_FLAVORS, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.after import Departure, after
 from myriad.scheduler.eta.estimate import History

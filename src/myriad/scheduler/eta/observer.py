@@ -11,7 +11,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from myriad.errors import MyriadError
-from myriad.kube.client import WORKLOADS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta import published
 from myriad.scheduler.eta.calibration import WINDOW_S, Calibration

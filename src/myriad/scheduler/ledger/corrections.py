@@ -16,7 +16,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from myriad.errors import InputError
-from myriad.kube.client import CONFIG_MAPS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CONFIG_MAPS
 from myriad.scheduler.ledger.store import Correction, LedgerError, Store
 from myriad.scheduler.policy import SitePolicy
 

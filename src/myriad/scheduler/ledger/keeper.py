@@ -13,7 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS, Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS, Resource
 from myriad.scheduler.cache import Cache, key_of
 from myriad.scheduler.ledger import budgets, facts, holds
 from myriad.scheduler.ledger.book import Ledger

@@ -18,7 +18,8 @@ from fractions import Fraction
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import CLUSTER_QUEUES, EVENTS, JOBS, NAMESPACES, WORKLOADS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CLUSTER_QUEUES, EVENTS, JOBS, NAMESPACES, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.ledger import facts as reading
 from myriad.scheduler.ledger.facts import Admission, Ending, Fact, Holding, Places

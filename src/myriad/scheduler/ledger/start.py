@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
-from myriad.kube.client import WORKLOADS
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.ledger.book import Ledger
 from myriad.scheduler.ledger.copying import LedgerCopier
 from myriad.scheduler.ledger.corrections import Correcting

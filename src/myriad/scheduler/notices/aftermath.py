@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import EVENTS, NODES, WORKLOADS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import EVENTS, NODES, WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.notices import patterns, trouble
 from myriad.scheduler.notices.book import Book, Record

@@ -15,7 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import Resource
 from myriad.scheduler.notices import checkpoint, text
 from myriad.scheduler.notices.facts import Party, moment, stamp
 

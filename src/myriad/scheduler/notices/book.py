@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, Resource
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import CONFIG_MAPS
 
 log = logging.getLogger("myriad.notices")
 
 Json = dict[str, Any]
 
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 LABEL = "myriad.dev/records"
 KIND = "evictions"
 PREFIX = "myriad-evictions-"

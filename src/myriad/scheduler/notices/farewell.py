@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import JOBS, NODES, Api, Resource
+from myriad.kube.client import Api
 from myriad.kube.drain import DrainError, PodView
+from myriad.kube.kinds import JOBS, NODES, PYTORCH_JOBS, Resource
 from myriad.scheduler.brake import trouble
 from myriad.scheduler.braking import node_states
 from myriad.scheduler.model import is_gpu_resource
@@ -24,7 +25,6 @@ from myriad.scheduler.words import duration
 
 Json = dict[str, Any]
 
-PYTORCH_JOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _LABELS = (("training.kubeflow.org/job-name", PYTORCH_JOBS), ("batch.kubernetes.io/job-name", JOBS))
 _POLL_S = 2.0

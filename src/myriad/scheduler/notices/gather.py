@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import CLUSTER_QUEUES, WORKLOADS, Api, Resource
+from myriad.kube.client import Api
+from myriad.kube.kinds import CLUSTER_QUEUES, WORKLOADS, Resource
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.model import Eta
 from myriad.scheduler.inquiry import gpu_amounts

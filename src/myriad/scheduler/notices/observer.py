@@ -16,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from myriad.errors import MyriadError
-from myriad.kube.client import EVENTS, Api, ApiError
+from myriad.kube.client import Api, ApiError
+from myriad.kube.kinds import EVENTS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.eta.model import Eta
 from myriad.scheduler.notices import text

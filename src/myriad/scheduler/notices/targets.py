@@ -16,7 +16,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from myriad.errors import MyriadError
-from myriad.kube.client import SECRETS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import SECRETS
 from myriad.scheduler.policy import NotifyTarget
 
 Json = dict[str, Any]

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from myriad.kube.client import CLUSTER_QUEUES, LOCAL_QUEUES
+from myriad.kube.kinds import CLUSTER_QUEUES, LOCAL_QUEUES
 from myriad.scheduler.cache import Cache, key_of
 from myriad.scheduler.ledger import budgets
 from myriad.scheduler.ledger.book import PER, Ledger

@@ -12,7 +12,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from myriad.kube.client import WORKLOADS, Api
+from myriad.kube.client import Api
+from myriad.kube.kinds import WORKLOADS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.evidence import gather
 from myriad.scheduler.facts import Eta

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from myriad.errors import InputError, MyriadError
-from myriad.kube.client import LOCAL_QUEUES, WORKLOADS, Api, Resource
+from myriad.kube.client import Api
+from myriad.kube.kinds import ACCESS_REVIEWS, LOCAL_QUEUES, TOKEN_REVIEWS, WORKLOADS, Resource
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.settings import Settings
 
@@ -35,8 +36,6 @@ TOKEN_HEADER = "x-myriad-token"  # noqa: S105 - a header's name
 """For requests through the API server's service proxy, which keeps the header Authorization to itself."""
 PROXY_SECRET_HEADER = "x-myriad-proxy-secret"  # noqa: S105 - a header's name
 
-TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
-ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False)
 
 MOST_TOKEN_BYTES = 8192
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=:-]{8,8192}")

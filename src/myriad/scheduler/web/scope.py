@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from myriad.kube.client import (
+from myriad.kube.kinds import (
     ADMISSION_CHECKS,
     CLUSTER_QUEUES,
     COHORTS,

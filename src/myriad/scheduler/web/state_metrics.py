@@ -15,7 +15,7 @@ from typing import Any, get_args
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from myriad.kube.client import CLUSTER_QUEUES
+from myriad.kube.kinds import CLUSTER_QUEUES
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.explain import State
 from myriad.scheduler.inquiry import gpu_amounts
