@@ -74,7 +74,8 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
         console.print("extension     does not answer", markup=False)
     else:
         behind = f"; its cache lacks {', '.join(extension['cache_behind'])}" if extension["cache_behind"] else ""
-        console.print(f"extension     led by {extension['leader'] or 'nobody'}{behind}", markup=False)
+        mode = ", in shadow: records what it would do and changes nothing" if extension.get("shadow") else ""
+        console.print(f"extension     led by {extension['leader'] or 'nobody'}{mode}{behind}", markup=False)
         ledger = extension.get("ledger") or {}
         if ledger.get("error_since"):
             wait = f"{ledger['queued']} facts wait on disk"

@@ -27,6 +27,7 @@ from myriad.scheduler.notices.start import noticing, tending
 from myriad.scheduler.observers import Observing, Surroundings, observers_of
 from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.settings import Settings
+from myriad.scheduler.shadow import ShadowApi, Withdrawing
 from myriad.scheduler.steering import Steering
 from myriad.scheduler.web.accounts import Accounts
 from myriad.scheduler.web.auth import gate_of
@@ -64,9 +65,11 @@ class Extension:
             changed=lambda leading: self.metrics.leading.set(1 if leading else 0),
             fit=self._can_lead,
         )
-        events = EventSink(api, interval_s=settings.event_interval_s)
+        # The election and the callers' identities go past it: a Lease and questions change nothing for anybody.
+        guarded = ShadowApi(api, namespace=settings.namespace) if settings.shadow else api
+        events = EventSink(guarded, interval_s=settings.event_interval_s)
         self.steering = Steering(
-            api=api,
+            api=guarded,
             cache=self.cache,
             settings=settings,
             decisions=self.decisions,
@@ -75,15 +78,24 @@ class Extension:
             inputs=Keeper(self._inputs),
             leads=self._still_leads,
         )
-        surroundings = Surroundings(api, self.cache, settings, self.decisions, events, self.metrics)
-        self.evictions = Book(api, namespace=settings.namespace)
+        surroundings = Surroundings(guarded, self.cache, settings, self.decisions, events, self.metrics)
+        self.evictions = Book(guarded, namespace=settings.namespace)
         estimates = estimating(surroundings)
         self.accounting = Accounting(surroundings, may_act=self._may_act, stop=self.stop)
         # What beside steering has a thread of its own, in the order in which they begin and are waited for.
+        watchers = observers_of(surroundings)
+        telling: list[Observing] = []
+        if settings.shadow:
+            log.info("in shadow: plans are recorded, nothing is changed")
+            watchers.insert(0, Withdrawing(api=api, cache=self.cache, check=settings.admission_check))
+        else:
+            # In shadow nobody is told of evictions or shielded from one.
+            book, may_act, stop = self.evictions, self._may_act, self.stop
+            telling.append(noticing(surroundings, book, may_act=may_act, stop=stop, eta=estimates.of_evicted))
+            telling.append(tending(surroundings, book, may_act=may_act, stop=stop))
         self._workers = (
-            Observing(observers_of(surroundings), cache=self.cache, may_act=self._may_act, stop=self.stop),
-            noticing(surroundings, self.evictions, may_act=self._may_act, stop=self.stop, eta=estimates.of_evicted),
-            tending(surroundings, self.evictions, may_act=self._may_act, stop=self.stop),
+            Observing(watchers, cache=self.cache, may_act=self._may_act, stop=self.stop),
+            *telling,
             Observing([estimates], cache=self.cache, may_act=self._may_act, stop=self.stop),
             self.accounting,
         )
@@ -190,6 +202,7 @@ class Extension:
                 evictions=self._eviction_records,
                 inputs=self._inputs.get,
                 accounts=Accounts(self.accounting.ledger, self.accounting.state),
+                shadow=self.settings.shadow,
             )
         )
         server = uvicorn.Server(uvicorn_config(app, port=self.settings.port))

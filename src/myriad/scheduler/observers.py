@@ -115,8 +115,11 @@ def observers_of(parts: Surroundings) -> list[Observer]:
     from myriad.scheduler.protecting import Protecting
     from myriad.scheduler.telling import telling
 
-    found: list[Observer] = [Protecting(parts)]
-    found.append(telling(parts.api, parts.cache, parts.events, parts.metrics.registry, parts.settings))
+    found: list[Observer] = []
+    # In shadow nobody is kept a domain for, and nobody is told anything unasked.
+    if not parts.settings.shadow:
+        found.append(Protecting(parts))
+        found.append(telling(parts.api, parts.cache, parts.events, parts.metrics.registry, parts.settings))
     address = parts.settings.prometheus
     usage = partial(usage_from, address) if address else None
     found.append(Diagnosing(parts.api, parts.cache, parts.metrics.registry, usage=usage))

@@ -222,7 +222,9 @@ def _notes(status: Json) -> str:
         notes.append(f"The cache does not follow yet: {', '.join(extension['cache_behind'])}.")
     if not extension["leader"]:
         notes.append("No replica leads: nothing is steered.")
-    if status["queues_not_steered"]:
+    if extension.get("shadow"):
+        notes.append("Shadow: what is planned here is recorded and changes nothing.")
+    elif status["queues_not_steered"]:
         since = f" ({status['unsteered']})" if status["unsteered"] else ""
         notes.append(f"Not steered: {', '.join(status['queues_not_steered'])}{since}.")
     items = "".join(f'<p class="note bad">{escape(n)}</p>' for n in notes)

@@ -90,6 +90,7 @@ class Parts:
         evictions: records of evictions, oldest first.
         inputs: what a decision was made on, by its hash.
         accounts: GPU-hours, where this process keeps a ledger.
+        shadow: the extension observes and decides nothing.
     """
 
     api: Api
@@ -103,6 +104,7 @@ class Parts:
     evictions: Callable[[], list[dict[str, Any]]] = list
     inputs: Callable[[str], dict[str, Any] | None] = lambda _: None
     accounts: Accounts = field(default_factory=lambda: Accounts(None))
+    shadow: bool = False
 
 
 class Busy(MyriadError):
@@ -124,6 +126,7 @@ class Server:
             parts.inputs,
             parts.accounts.hours,
             parts.accounts.state,
+            shadow=parts.shadow,
         )
         self.hub = Hub(self._documents, lambda seen, timeout_s: parts.cache.wait(seen, timeout_s=timeout_s))
         self._workers = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="answer")

@@ -49,6 +49,8 @@ class Settings:
         auth_user_prefix, auth_groups_prefix: put before its names, as the API server does with those of OIDC.
         auth_proxy_secret: the file with the secret that the proxy sends in X-Myriad-Proxy-Secret.
         peer_token: the file with the token that this replica shows the other one.
+        shadow: plan, record and explain, and change nothing: no check is attached, no selector set, no node tainted, no
+            job told, shielded or held. What an earlier run without it has set is taken back.
         page_url: where people reach the page; notices lead there. Empty: they name the command instead.
     """
 
@@ -83,6 +85,7 @@ class Settings:
     auth_proxy_secret: str = ""
     peer_token: Path = Path("/var/run/secrets/myriad.dev/page/token")
     page_url: str = ""
+    shadow: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -92,7 +95,7 @@ class Settings:
             "namespace": env.get("POD_NAMESPACE") or "myriad-system",
             "identity": env.get("POD_NAME") or socket.gethostname(),
         }
-        readers = {"int": int, "float": float, "str": str, "Path": Path}
+        readers = {"int": int, "float": float, "str": str, "Path": Path, "bool": _flag}
         for field in fields(cls):
             name = _PREFIX + field.name.upper()
             if name in env:
@@ -109,6 +112,12 @@ class Settings:
                 hint="two leaders could write at once; the defaults are 2, 10 and 15 seconds",
             )
         return settings
+
+
+def _flag(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.strip().lower() == "true"
 
 
 def own_version() -> str:

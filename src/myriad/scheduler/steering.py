@@ -3,6 +3,8 @@
 Only the leader runs a pass. A pass first answers gangs that hold quota (a gang must not wait for us), then plans
 waiting ones in queue order. Each planned gang holds its place on a private copy of the cluster, so that two gangs are
 not steered to the same nodes. Everything is idempotent: a pass that fails half-way is simply made again.
+
+In shadow (`myriad.scheduler.shadow`) a pass goes by the same lines, records what it would do, and writes nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from myriad.scheduler.records import RecordBook
 from myriad.scheduler.round import Passes, Round, led_to
 from myriad.scheduler.rules import Wish, Write, next_write, with_updates
 from myriad.scheduler.settings import Settings, own_version
+from myriad.scheduler.shadow import Entries
 from myriad.scheduler.snapshot import Snapshot
 
 log = logging.getLogger("myriad.steering")
@@ -103,12 +106,13 @@ class Steering:
         self._nudges: dict[str, _QueueNudge] = {}
         self._versions = {"myriad": own_version()}
         self._inputs = inputs
+        self._shadow = Entries() if settings.shadow else None
 
     def run_pass(self) -> int:
         """One pass over all Workloads; the number of changes written."""
         with self._metrics.pass_seconds.time():
-            written = self._keep_attached()
-            views = self._cache.views()
+            written = self._keep_attached() if self._shadow is None else 0
+            views = [self._seen(view) for view in self._cache.views()]
             self._forget({v.gang.uid for v in views})
             for view in views:
                 if view.quota_reserved and not view.finished:
@@ -231,7 +235,7 @@ class Steering:
             for i, view in enumerate(views):
                 counts[view.gang.pool] = counts.get(view.gang.pool, 0) + 1
                 if i < self._settings.planned_per_queue:
-                    chosen.append(view)
+                    chosen.append(self._seen(view))
         self._metrics.waiting.clear()
         for pool, n in counts.items():
             self._metrics.waiting.labels(pool).set(n)
@@ -256,7 +260,7 @@ class Steering:
             write = next_write(view, wish)
             if write is not None:
                 written += self._write(view, write)
-            elif self._nudge_if_parked(view, now):
+            elif self._shadow is None and self._nudge_if_parked(view, now):
                 written += 1
         return written
 
@@ -322,14 +326,14 @@ class Steering:
         if told != sentence:
             refusal = fits_ever(self._cache.snapshot(), view.gang)
             self._record(record_of(view.gang, refusal, "refused", time=utc_now(), versions=self._versions))
-            if body:
+            if body and self._shadow is None:
                 self._events.tell(body, "MyriadRefused", sentence)
         # Told once, and noted until it stands: others write the Workload too, and a write in between is a conflict.
-        return self._annotate(view, sentence)
+        return self._annotate(view, sentence) if self._shadow is None else 0
 
     def _no_longer_refused(self, view: WorkloadView) -> int:
         body = self._cache.object(WORKLOADS, view.key) or {}
-        if REFUSED_ANNOTATION not in (body.get("metadata", {}).get("annotations") or {}):
+        if self._shadow is not None or REFUSED_ANNOTATION not in (body.get("metadata", {}).get("annotations") or {}):
             return 0
         self._remember(view).refused = ""
         return self._annotate(view, None)
@@ -344,6 +348,12 @@ class Steering:
 
     def _write(self, view: WorkloadView, write: Write) -> int:
         """Change our entry, and nothing else, of the Workload as it was seen."""
+        if self._shadow is not None:
+            self._must_lead()
+            self._shadow.write(view, write)
+            if write.why == "steered":
+                self._record_steered(view, write.updates)
+            return 0
         body = {
             "apiVersion": WORKLOADS.api_version,
             "kind": WORKLOADS.kind,
@@ -393,11 +403,11 @@ class Steering:
             record_of(
                 view.gang,
                 memory.plan,
-                "steered",
+                "steered" if self._shadow is None else "planned",
                 time=utc_now(),
                 inputs=memory.inputs,
                 versions=self._versions,
-                extra={"updates": [u.to_api() for u in updates]},
+                extra={"updates": [u.to_api() for u in updates], **({} if self._shadow is None else {"shadow": True})},
             )
         )
 
@@ -420,7 +430,7 @@ class Steering:
         return 1
 
     def _tell_job(self, view: WorkloadView, reason: Any, sentence: str) -> bool:
-        if not view.job:
+        if not view.job or self._shadow is not None:
             return False
         about = {
             "apiVersion": view.job["apiVersion"],
@@ -450,6 +460,12 @@ class Steering:
     def _forget(self, alive: set[str]) -> None:
         for uid in self._memory.keys() - alive:
             del self._memory[uid]
+        if self._shadow is not None:
+            self._shadow.forget(alive)
+
+    def _seen(self, view: WorkloadView) -> WorkloadView:
+        """The Workload, in shadow with the entry that it would have."""
+        return view if self._shadow is None else self._shadow.seen(view)
 
 
 def _has_nodes(snapshot: Snapshot, gang: Gang) -> bool:

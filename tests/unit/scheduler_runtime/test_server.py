@@ -78,7 +78,13 @@ def test_status_queue_and_why(http: Http, world: Any, make: Any) -> None:
     world.put(WORKLOADS, make.workload("a"))
     status = http.get("/v1/status").json()
     assert status["nodes_taking_work"] == 8 and status["gpus_used"] == 32 and status["jobs_waiting"] == 1
-    assert status["extension"] == {"leader": "ext-1", "this_replica_leads": True, "cache_behind": [], "ledger": {}}
+    assert status["extension"] == {
+        "leader": "ext-1",
+        "this_replica_leads": True,
+        "shadow": False,
+        "cache_behind": [],
+        "ledger": {},
+    }
     (queue,) = http.get("/v1/queue?team=vision").json()
     assert queue["waiting"][0]["reason"].startswith("waits for quota: needs 16")
     assert queue["running"][0]["job"] == "first" and queue["steered"] is True

@@ -61,9 +61,11 @@ class Estimating:
         *,
         clock: Callable[[], float] = time.time,
         every_s: float = 60.0,
+        published_enabled: bool = True,
     ) -> None:
         self._api, self._cache, self._store, self._clock = api, cache, store, clock
         self._every_s = every_s
+        self._published_enabled = published_enabled
         self._last = float("-inf")
         self._took_s = 0.0
         self._past = threading.Lock()
@@ -218,7 +220,7 @@ class Estimating:
         return float(_FIRST_AGAIN_S * _AGAIN ** (len(known) - 1))
 
     def _publish(self, views: dict[str, WorkloadView], now: float) -> None:
-        left = _WRITES
+        left = _WRITES if self._published_enabled else 0
         for uid, eta in self.etas.items():
             view = views.get(uid)
             body = self._cache.object(WORKLOADS, view.key) if view is not None else None
@@ -251,4 +253,10 @@ class Estimating:
 
 def estimating(parts: Surroundings) -> Estimating:
     """The observer with its store in the ledger's database."""
-    return Estimating(parts.api, parts.cache, Store(default_url(parts.settings)), parts.metrics.registry)
+    return Estimating(
+        parts.api,
+        parts.cache,
+        Store(default_url(parts.settings)),
+        parts.metrics.registry,
+        published_enabled=not parts.settings.shadow,
+    )

@@ -80,7 +80,9 @@ class Accounting:
         correcting = Correcting(
             api=parts.api, store=self.ledger.store, policy=cache.policy, namespace=settings.namespace
         )
-        self.observing = Observing([self.recorder, correcting, self.keeper], cache=cache, may_act=may_act, stop=stop)
+        # In shadow GPU-hours are counted, and nothing is held for them.
+        observers = [self.recorder, correcting, *([] if settings.shadow else [self.keeper])]
+        self.observing = Observing(observers, cache=cache, may_act=may_act, stop=stop)
         cache.listeners.append(self.recorder.heard)
 
     def start(self) -> None:

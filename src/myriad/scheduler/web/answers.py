@@ -76,6 +76,7 @@ class Source:
         inputs: what a decision was made on, by its hash.
         hours: GPU-hours by team and pool, of the ledger.
         ledger: how far the ledger is behind; empty where there is none.
+        shadow: the extension observes and decides nothing.
     """
 
     api: Api
@@ -87,6 +88,7 @@ class Source:
     inputs: Callable[[str], Json | None] = lambda _: None
     hours: Callable[[], Mapping[tuple[str, str], Balance]] = dict
     ledger: Callable[[], Json] = dict
+    shadow: bool = False
     reports: Reports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +108,13 @@ class Source:
             report["queues_not_steered"] = [q for q in report["queues_not_steered"] if q in seen]
             # Where the database stands, and what it says, is for those who run it.
             ledger = {k: v for k, v in ledger.items() if k in ("queued", "lag_s", "error_since")}
-        extension = {"leader": holder, "this_replica_leads": mine, "cache_behind": self.not_ready(), "ledger": ledger}
+        extension = {
+            "leader": holder,
+            "this_replica_leads": mine,
+            "shadow": self.shadow,
+            "cache_behind": self.not_ready(),
+            "ledger": ledger,
+        }
         return {"extension": extension, **report}
 
     def queues(

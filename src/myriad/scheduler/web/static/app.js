@@ -273,7 +273,8 @@
       if (x.cache_behind.length) notes.push(`The cache does not follow yet: ${x.cache_behind.join(", ")}.`);
       if (!x.leader) notes.push("No replica leads: nothing is steered.");
       const since = s.unsteered ? ` (${s.unsteered})` : "";
-      if (s.queues_not_steered.length) notes.push(`Not steered: ${s.queues_not_steered.join(", ")}${since}.`);
+      if (x.shadow) notes.push("Shadow: what is planned here is recorded and changes nothing.");
+      else if (s.queues_not_steered.length) notes.push(`Not steered: ${s.queues_not_steered.join(", ")}${since}.`);
       const box = byId("notes");
       if (box && box.textContent !== notes.join("")) {
         box.replaceChildren(...notes.map((n) => {
