@@ -7,6 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 
 OPTIONS: dict[str, Any] = {
@@ -102,15 +103,9 @@ class ActionModule(NodeAction):
 
     def _publish(self, args: dict[str, Any]) -> dict[str, Any]:
         """Fill a registry from a bundle; runs on the controller."""
-        try:
-            from myriad.errors import MyriadError
+        with told_by_myriad():
             from myriad.stack.push import push_bundle
-        except ImportError as error:
-            raise AnsibleActionFail(
-                f"The Python package myriad is not importable by {self._task.action} on the controller: {error}. "
-                "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
-            ) from error
-        try:
+
             outcome = push_bundle(
                 Path(args["bundle"]),
                 args["registry"],
@@ -118,8 +113,6 @@ class ActionModule(NodeAction):
                 ca=args["ca"],
                 credentials=_credentials(args),
             )
-        except MyriadError as error:
-            raise AnsibleActionFail(str(error)) from error
         return _published(outcome)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.kube_options import CLUSTER_STATE
 from ansible_collections.myriad.gpu.plugins.plugin_utils import inputs, run_context
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 if TYPE_CHECKING:
     from myriad.kube.record import Look
@@ -27,8 +26,7 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         given = self._task.args.pop("inputs", None)
         _validation, args = self.validate_argument_spec(argument_spec=CLUSTER_STATE)
-        failure = errors_of_myriad()
-        try:
+        with told_by_myriad():
             if args["state"] == "check":
                 digest = inputs.run_digest(task_vars, {**args, "inputs": given})
                 result.update(changed=False, **self._look(args, digest))
@@ -36,8 +34,6 @@ class ActionModule(ActionBase):
                 result.update(changed=False, **self._by_hand(args))
             else:
                 result.update(changed=False, **self._record(args, task_vars))
-        except failure as error:
-            raise AnsibleActionFail(str(error)) from error
         return result
 
     def _look(self, args: dict[str, Any], digest: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context, slots
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 from ansible_collections.myriad.gpu.plugins.plugin_utils.kept_code import NodeAction
 
 OWN = ("registries", "rack", "jitter_s", "journal", "plan")
@@ -30,8 +30,7 @@ class ActionModule(NodeAction):
         result: dict[str, Any] = super().run(tmp, task_vars)
         args = dict(self._task.args)
         state = args.get("state", "present")
-        failure = errors_of_myriad()
-        try:
+        with told_by_myriad():
             if state == "planned":
                 found = _planned(args.get("plan") or {})
                 looks = (args.get("plan") or {}).get("looks") or {}
@@ -47,8 +46,6 @@ class ActionModule(NodeAction):
                 result.update(_signed(args))
             else:
                 result.update(self._on_node(args, state, task_vars))
-        except failure as error:
-            raise AnsibleActionFail(str(error)) from None
         return result
 
     # One node

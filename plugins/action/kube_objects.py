@@ -10,7 +10,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.kube_options import ARGUMENTS
 from ansible_collections.myriad.gpu.plugins.plugin_utils import run_context
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import errors_of_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 if TYPE_CHECKING:
     from myriad.kube.apply import Outcome
@@ -29,11 +29,8 @@ class ActionModule(ActionBase):
         if not isinstance(objects, list):
             raise AnsibleActionFail(f"objects must be a list of Kubernetes objects, it is {type(objects).__name__}.")
         args["objects"] = objects
-        failure = errors_of_myriad()
-        try:
+        with told_by_myriad():
             outcome = self._apply(args)
-        except failure as error:
-            raise AnsibleActionFail(str(error)) from error
         result.update(
             changed=outcome.is_changed,
             created=outcome.created,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.modules.registry_trust import ARGUMENTS
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
 
 
 class ActionModule(ActionBase):
@@ -22,21 +22,15 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(
             argument_spec=ARGUMENTS, required_together=[("ca_certificate", "ca_key")]
         )
-        try:
-            from myriad.errors import MyriadError
-            from myriad.registry_site import ca, users
-        except ImportError as error:
-            raise AnsibleActionFail(
-                f"The Python package myriad is not importable by {self._task.action} on the controller: {error}. "
-                "Run ansible-playbook from the environment that `make lab` or `pip install myriad` made."
-            ) from error
         folder = Path(args["folder"]).expanduser()
         check = bool(self._task.check_mode)
         given = None
         if args["ca_certificate"]:
             given = (Path(args["ca_certificate"]).expanduser(), Path(args["ca_key"]).expanduser())
         made: list[str] = []
-        try:
+        with told_by_myriad():
+            from myriad.registry_site import ca, users
+
             if args["tls"]:
                 found = ca.ensure(folder, args["host"], args["names"], site=args["site"], given_ca=given, check=check)
                 made += found.changed
@@ -46,8 +40,6 @@ class ActionModule(ActionBase):
                     made.append(f"password of {user} in {folder / users.USERS_FOLDER}")
                     if not check:
                         users.password(folder, user)
-        except MyriadError as error:
-            raise AnsibleActionFail(str(error)) from error
         result.update(changed=bool(made), made=made)
         if made:
             after = "".join(f"{line}\n" for line in made)
