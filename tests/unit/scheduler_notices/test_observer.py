@@ -222,3 +222,23 @@ def test_kill_times_are_those_of_each_gangs_own_grace(world: Any, teller: Teller
     teller.step()
     eviction = teller.courier.notes[0][1].body["eviction"]
     assert eviction["grace_s"] == 900 and eviction["kill_at"] == f"{told + timedelta(seconds=900):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def test_what_was_evicted_long_before_anybody_looked_is_recorded_and_told_nobody(world: Any, make: Any) -> None:
+    """The extension comes to a cluster that has run for months: its owners get no flood of what they know."""
+    world.preempt("waits-since-yesterday")
+    message = "Previously: " + make.message.format(why="reclamation within the cohort")
+    again = {"Evicted": ("False", "QuotaReserved", message), "Preempted": ("False", "QuotaReserved", message)}
+    stats = {"evictions": [{"reason": "Preempted", "underlyingCause": "", "count": 1}]}
+    world.put(WORKLOADS, make.workload("runs-again", conditions=again, schedulingStats=stats))
+    world.wait(24 * 3600)
+    teller = Teller(world)
+    for _ in range(4):
+        teller.step()
+    assert not teller.courier.notes and not world.events()
+    told = {record.facts["eviction"]["victim"]["job"] for record in teller.book}
+    assert told == {"waits-since-yesterday", "runs-again"}
+    # Nor by whoever leads next.
+    again_leading = Teller(world)
+    again_leading.step()
+    assert not again_leading.courier.notes and not world.events()

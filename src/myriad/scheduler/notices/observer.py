@@ -183,9 +183,10 @@ class Notices:
             ours = self._book.append_all([(e.id, "eviction", e.as_dict()) for _, e in made.values()])
             mine = [made[identity] for identity, _ in ours]
             self._told.update(made)
-            for _, eviction in mine:
+            news = [item for item in mine if is_news(item[1])]
+            for _, eviction in news:
                 self._deliver(eviction, eviction.targets, begun=())
-            for _ in pool.map(lambda item: self._write_events(*item), mine):
+            for _ in pool.map(lambda item: self._write_events(*item), news):
                 pass
         for _, eviction in mine:
             log.info("%s", text.first_line(eviction))
@@ -240,7 +241,7 @@ class Notices:
         evicted = {str(w["metadata"].get("uid")): w for w in self._cache.evicted()}
         for record in self._book:
             eviction = eviction_of(record)
-            if eviction is None:
+            if eviction is None or not is_news(eviction):
                 continue
             seen = moment(eviction.seen_at)
             if seen is None or (now - seen).total_seconds() > DEADLINE_S:
@@ -250,6 +251,12 @@ class Notices:
             workload = evicted.get(eviction.victim.uid)
             if workload is not None:
                 self._write_events(workload, eviction)
+
+
+def is_news(eviction: Eviction) -> bool:
+    """Whether it was seen soon enough to be told; a cluster that Myriad comes to has old ones by the thousand."""
+    at, seen = moment(eviction.at), moment(eviction.seen_at)
+    return at is None or seen is None or seen - at <= _RECENT
 
 
 def eviction_of(record: Record) -> Eviction | None:
