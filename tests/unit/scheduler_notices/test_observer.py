@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from myriad.errors import MyriadError
 from myriad.kube.client import ApiError
 from myriad.kube.kinds import JOBS, PODS, WORKLOADS
 from myriad.scheduler.notices.book import Book
+from myriad.scheduler.notices.courier import Courier as RealCourier
 from myriad.scheduler.notices.courier import Note
 from myriad.scheduler.notices.observer import Notices
+from myriad.scheduler.notices.targets import Address
 
 
 class Courier:
@@ -25,19 +31,22 @@ class Courier:
         if not any(known.id == note.id for _, known in self.notes):
             self.notes.append((target, note))
 
+    def put_down(self) -> bool:
+        return False
+
 
 class Teller:
     """One replica's observer."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, courier: Any = None) -> None:
         self.world = world
-        self.courier = Courier()
         self.book = Book(world.api)
+        self.courier = Courier() if courier is None else courier(self.book)
         self.notices = Notices(
             api=world.api,
             cache=world.cache,
             book=self.book,
-            courier=self.courier,  # type: ignore[arg-type]
+            courier=self.courier,
             policy=lambda: world.policy,
             now=lambda: world.now,
             clock=world.clock,
@@ -119,6 +128,51 @@ def test_a_new_leader_goes_on_with_what_was_recorded_and_not_delivered(world: An
     ((_, before),), ((_, after),) = teller.courier.notes, again.courier.notes
     assert before.id == after.id and before.text == after.text and before.at == after.at
     assert len(world.events()) == 2
+
+
+def test_a_lease_that_was_late_for_a_moment_costs_no_notice(world: Any) -> None:
+    """Too short a gap for another replica to lead; the target's thread had laid its notices aside all the same."""
+    leads, answers, got = threading.Event(), [503], []
+    leads.set()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        got.append(request.headers["Myriad-Notice"])
+        return httpx.Response(answers[0])
+
+    teller = Teller(
+        world,
+        lambda book: RealCourier(
+            address=lambda name: Address(name, "webhook", "http://oncall/hook"),
+            record=book.append,
+            may_act=leads.is_set,
+            backoff_s=0.01,
+            clock=world.clock,
+            client=httpx.Client(transport=httpx.MockTransport(answer)),
+        ),
+    )
+    try:
+        teller.step()
+        world.preempt()
+        teller.step()
+        _until(lambda: got)
+        leads.clear()
+        _until(lambda: not any(t.name == "notify-oncall" for t in threading.enumerate()))
+        leads.set()
+        answers[0] = 204
+        teller.step()
+        _until(lambda: any("sent-oncall" in record.facts for record in teller.book))
+    finally:
+        teller.courier.close()
+    (record,) = teller.book
+    assert record.facts["sent-oncall"]["ok"] and len(set(got)) == 1
+
+
+def _until(check: Callable[[], Any]) -> None:
+    for _ in range(500):
+        if check():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not within 5 s")
 
 
 def test_two_leaders_at_once_tell_once(world: Any, teller: Teller) -> None:

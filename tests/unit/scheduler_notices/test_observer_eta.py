@@ -24,6 +24,9 @@ class Courier:
     def send(self, target: str, note: Note) -> None:
         self.notes.append(note)
 
+    def put_down(self) -> bool:
+        return False
+
 
 def node(name: str) -> dict[str, Any]:
     labels = {"myriad.dev/pool": "h100", "kubernetes.io/hostname": name}

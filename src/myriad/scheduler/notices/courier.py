@@ -165,6 +165,7 @@ class Courier:
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
         self._closed = False
+        self._put_down = False
 
     def send(self, target: str, note: Note) -> None:
         """Take a notice for a target; returns at once, whatever the target does."""
@@ -177,10 +178,25 @@ class Courier:
                 line.take(note)
                 line.start()
 
+    def lay_aside(self, line: _Line) -> None:
+        """A target's thread ends with what it has."""
+        line.end()
+        with self._lock:
+            self._put_down = True
+
     def waiting(self) -> dict[str, int]:
         """Notices that were not delivered yet, by target."""
         with self._lock:
             return {name: line.length for name, line in self._lines.items() if line.length}
+
+    def put_down(self) -> bool:
+        """Whether notices were laid aside since this was last asked, because another replica seemed to lead.
+
+        The records say which were not sent: whoever leads sends those again.
+        """
+        with self._lock:
+            found, self._put_down = self._put_down, False
+            return found
 
     def close(self) -> None:
         """Stop taking and sending."""
@@ -237,8 +253,8 @@ class _Line(threading.Thread):
                     self._ended = True
                     return
             if not self._courier.may_act():
-                # Another replica leads: it has the records and goes on.
-                self.end()
+                # Another replica leads: it has the records and goes on. So does this one where it leads again.
+                self._courier.lay_aside(self)
                 return
             wait = self._step()
             if wait > 0:

@@ -105,7 +105,8 @@ class Notices:
     def step(self) -> None:
         """Tell what was not told yet."""
         began = self._clock()
-        if began - self._last > _AWAY_S:
+        # Asked each time: what was laid aside during a gap is covered by what the gap itself leads to.
+        if self._courier.put_down() or began - self._last > _AWAY_S:
             self._book.load()
             self._told = {record.id for record in self._book if "eviction" in record.facts}
             self._first_seen.clear()
