@@ -101,6 +101,9 @@ class Cache:
         self._uses: dict[str, PodUse] = {}
         self._gpu_pods: dict[str, Json] = {}
         self._gpu_pods_of: dict[str, set[str]] = defaultdict(set)
+        self._gpu_pods_owned: dict[str, set[str]] = defaultdict(set)
+        # uid of a Workload, or of its owner -> keys of Workloads, the eldest first.
+        self._keys_of: dict[str, dict[str, None]] = defaultdict(dict)
         # uid -> podset, node, and when it succeeded (empty before).
         self._pods_by_workload: dict[str, dict[str, tuple[str, str, str]]] = defaultdict(dict)
         self._reserved: dict[str, dict[str, PodUse]] = {}
@@ -185,8 +188,7 @@ class Cache:
         if kind == NODES.plural:
             self._upsert_node(node_info(obj, self._levels))
         elif kind == WORKLOADS.plural:
-            self._views[key] = workload_view(obj, check_name=self.check_name)
-            self._reserve(key)
+            self._set_view(key, workload_view(obj, check_name=self.check_name))
         elif kind == TOPOLOGIES.plural and key == TOPOLOGY:
             self._set_levels(levels_of(obj) or DEFAULT_LEVELS)
         elif kind == CONFIG_MAPS.plural and key == f"{POLICY_NAMESPACE}/{POLICY}":
@@ -204,10 +206,21 @@ class Cache:
             self._nodes.pop(key, None)
             self._stale = True
         elif kind == WORKLOADS.plural:
-            self._views.pop(key, None)
-            self._reserve(key)
+            self._set_view(key, None)
         elif kind == CONFIG_MAPS.plural and key == f"{POLICY_NAMESPACE}/{POLICY}":
             self._policy = SitePolicy()
+
+    def _set_view(self, key: str, view: WorkloadView | None) -> None:
+        old = self._views.pop(key, None) if view is None else self._views.get(key)
+        for uid in _uids(old) - _uids(view):
+            self._keys_of[uid].pop(key, None)
+            if not self._keys_of[uid]:
+                del self._keys_of[uid]
+        if view is not None:
+            self._views[key] = view
+            for uid in _uids(view):
+                self._keys_of[uid][key] = None
+        self._reserve(key)
 
     def _set_levels(self, levels: tuple[str, ...]) -> None:
         if levels != self._levels:
@@ -227,7 +240,8 @@ class Cache:
 
     def _replace_pods(self, items: list[Json]) -> None:
         keys = set(self._pods_by_workload)
-        self._uses, self._gpu_pods, self._gpu_pods_of = {}, {}, defaultdict(set)
+        self._uses, self._gpu_pods = {}, {}
+        self._gpu_pods_of, self._gpu_pods_owned = defaultdict(set), defaultdict(set)
         self._pods_by_workload = defaultdict(dict)
         self._stale = True
         for item in items:
@@ -249,7 +263,10 @@ class Cache:
             if not self._stale:
                 self._snapshot.apply_pod(use)
         if any(is_gpu_resource(name) for name in pod_requests(pod["spec"])):
+            self._disown(uid)
             self._gpu_pods[uid] = pod
+            for owner in _owners(pod):
+                self._gpu_pods_owned[owner].add(uid)
             if workload:
                 self._gpu_pods_of[workload].add(uid)
         if workload:
@@ -269,6 +286,7 @@ class Cache:
 
     def _remove_pod(self, uid: str, workload: str) -> None:
         self._uses.pop(uid, None)
+        self._disown(uid)
         self._gpu_pods.pop(uid, None)
         if workload in self._gpu_pods_of:
             self._gpu_pods_of[workload].discard(uid)
@@ -281,6 +299,13 @@ class Cache:
             if not self._pods_by_workload[workload]:
                 del self._pods_by_workload[workload]
             self._reserve(workload)
+
+    def _disown(self, uid: str) -> None:
+        """Take a GPU pod off the lists of its owners."""
+        for owner in _owners(self._gpu_pods.get(uid)):
+            self._gpu_pods_owned[owner].discard(uid)
+            if not self._gpu_pods_owned[owner]:
+                del self._gpu_pods_owned[owner]
 
     def _reserve(self, key: str) -> None:
         """Count what TAS assigned to a gang and no pod of it stands on yet."""
@@ -385,9 +410,9 @@ class Cache:
     def view_of_uid(self, workload: str, job: str = "") -> WorkloadView | None:
         """A Workload by its own uid, or by its owner's."""
         with self.lock:
-            for view in self._views.values():
-                if (workload and view.gang.uid == workload) or (job and view.job.get("uid") == job):
-                    return self._placed(view)
+            for uid in filter(None, (workload, job)):
+                for key in self._keys_of.get(uid, ()):
+                    return self._placed(self._views[key])
         return None
 
     def evicted(self) -> list[Json]:
@@ -410,10 +435,11 @@ class Cache:
         with self.lock:
             return list(self._gpu_pods.values())
 
-    def gpu_pods_in(self, namespace: str) -> list[Json]:
-        """All GPU pods of a namespace, whatever their state."""
+    def gpu_pods_owned(self, namespace: str, owner: str) -> list[Json]:
+        """GPU pods of a namespace that name an owner by its uid, whatever their state."""
         with self.lock:
-            return [p for p in self._gpu_pods.values() if p["metadata"]["namespace"] == namespace]
+            found = [self._gpu_pods[uid] for uid in self._gpu_pods_owned.get(owner, ())]
+        return [pod for pod in found if pod["metadata"]["namespace"] == namespace]
 
     def cluster_queue_of(self, view: WorkloadView) -> str:
         """The ClusterQueue that a Workload waits in or holds quota of; empty where its LocalQueue is unknown."""
@@ -508,6 +534,16 @@ class Cache:
         team = ((namespace or {}).get("metadata", {}).get("labels") or {}).get(TEAM_LABEL) or labels.get(TEAM_LABEL, "")
         gang: Gang = replace(view.gang, pool=pool, team=team, podsets=podsets)
         return replace(view, gang=gang)
+
+
+def _uids(view: WorkloadView | None) -> set[str]:
+    """The uids by which a Workload is asked for: its own and its owner's."""
+    return {uid for uid in (view.gang.uid, view.job.get("uid", "")) if uid} if view else set()
+
+
+def _owners(pod: Json | None) -> set[str]:
+    owners = ((pod or {}).get("metadata") or {}).get("ownerReferences") or []
+    return {str(owner["uid"]) for owner in owners if owner.get("uid")}
 
 
 class _Feed:

@@ -7,6 +7,7 @@ from typing import Any
 
 from myriad.kube.kinds import CLUSTER_QUEUES, NODES, PODS, RESOURCE_FLAVORS, TOPOLOGIES, WORKLOADS
 from myriad.scheduler.cache import Cache
+from myriad.scheduler.notices.gather import pods_of
 
 
 def free(cache: Cache, name: str) -> int:
@@ -112,3 +113,54 @@ def test_waiting_ends_with_a_change_or_in_time(world: Any, make: Any) -> None:
     timer.start()
     assert world.cache.wait(seen, timeout_s=5) != seen
     timer.join()
+
+
+def test_workloads_are_found_by_uids_of_theirs_and_of_their_jobs(world: Any, make: Any) -> None:
+    world.put(WORKLOADS, make.workload("a"))
+    first = world.cache.view_of_uid("uid-a")
+    assert first is not None and first.key == "vision/job-a"
+    assert world.cache.view_of_uid("", "job-uid-a") == first and world.cache.view_of_uid("none", "none") is None
+    # A job of the same name that was made anew: the old uids mean nothing any more.
+    again = make.workload("a")
+    again["metadata"]["uid"] = "uid-a2"
+    again["metadata"]["ownerReferences"][0]["uid"] = "job-uid-a2"
+    world.put(WORKLOADS, again)
+    assert world.cache.view_of_uid("uid-a", "job-uid-a") is None
+    assert world.cache.view_of_uid("uid-a2") == world.cache.view_of_uid("", "job-uid-a2") == world.cache.views()[0]
+    world.cache.replace("workloads", [])
+    assert world.cache.view_of_uid("uid-a2", "job-uid-a2") is None
+
+
+def test_pods_are_found_by_their_owner(world: Any, make: Any) -> None:
+    def owned(uid: str) -> list[dict[str, str]]:
+        return [{"kind": "Job", "name": "a", "uid": uid}]
+
+    def names(uid: str, namespace: str = "vision") -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in world.cache.gpu_pods_owned(namespace, uid))
+
+    for i in range(2):
+        world.put(PODS, make.pod(f"a-{i}", ownerReferences=owned("one")))
+    world.put(PODS, make.pod("b-0", ownerReferences=owned("two")))
+    assert (names("one"), names("two"), names("one", "speech")) == (["a-0", "a-1"], ["b-0"], [])
+    world.put(PODS, make.pod("a-1", ownerReferences=owned("two")))
+    assert (names("one"), names("two")) == (["a-0"], ["a-1", "b-0"])
+    world.drop(PODS, "vision/b-0")
+    assert names("two") == ["a-1"]
+    world.cache.replace("pods", [make.pod("c-0", ownerReferences=owned("two"))])
+    assert (names("one"), names("two")) == ([], ["c-0"])
+
+
+class Walked(dict[str, Any]):
+    """Objects that are only asked for by their keys: thousands of questions a look come from records of evictions."""
+
+    def values(self) -> Any:
+        raise AssertionError("every object was looked at for one")
+
+
+def test_one_is_found_without_looking_at_all(world: Any, make: Any) -> None:
+    world.put(WORKLOADS, make.workload("a"))
+    world.put(PODS, make.pod("a-0", ownerReferences=[{"kind": "Job", "name": "a", "uid": "job-uid-a"}]))
+    view = world.cache.view_of_uid("uid-a")
+    world.cache._views, world.cache._gpu_pods = Walked(world.cache._views), Walked(world.cache._gpu_pods)
+    assert world.cache.view_of_uid("uid-a") == world.cache.view_of_uid("", "job-uid-a") == view
+    assert [pod["metadata"]["name"] for pod in pods_of(world.cache, view)] == ["a-0"]

@@ -61,13 +61,7 @@ def pods_of(cache: Cache, view: WorkloadView) -> list[Json]:
     """The GPU pods of a job: those that TAS placed, or those that the job owns where Kueue counts quota only."""
     placed = cache.pods_of_workload(view)
     owner = view.job.get("uid")
-    if placed or not owner:
-        return placed
-    return [
-        pod
-        for pod in cache.gpu_pods_in(view.gang.namespace)
-        if any(o.get("uid") == owner for o in pod["metadata"].get("ownerReferences") or [])
-    ]
+    return placed or (cache.gpu_pods_owned(view.gang.namespace, owner) if owner else [])
 
 
 def checkpoint_of(workload: Json, job: Json | None, pods: list[Json], now: datetime) -> checkpoint.Checkpoint:

@@ -220,9 +220,9 @@ class ScopedCache(Cache):
         """Workloads that may be seen and hold quota again after an eviction."""
         return [body for body in self._inner.evicted_before() if self._scope.sees(body["metadata"]["namespace"])]
 
-    def gpu_pods_in(self, namespace: str) -> list[Json]:
-        """All GPU pods of a namespace that may be seen."""
-        return self._inner.gpu_pods_in(namespace) if self._scope.sees(namespace) else []
+    def gpu_pods_owned(self, namespace: str, owner: str) -> list[Json]:
+        """GPU pods of an owner, where their namespace may be seen."""
+        return self._inner.gpu_pods_owned(namespace, owner) if self._scope.sees(namespace) else []
 
     def cluster_queue_of(self, view: WorkloadView) -> str:
         """The ClusterQueue of a Workload, as it is shown."""
