@@ -48,6 +48,14 @@ def test_a_loop_keeps_its_name_while_it_goes_on() -> None:
     later = loops([eviction(20), eviction(10), eviction(5), eviction(1)], NOW)[0]
     assert first.id == later.id and later.times == 4
     assert all(c.isalnum() or c in ".-" for c in first.id)
+    # For hours, and whoever comes back as another object of the same name.
+    runs = [eviction(m, preemptor=replace(ASR, uid=f"u-asr-{m}")) for m in range(200, 0, -10)]
+    names = {loops(runs[:n], NOW - timedelta(minutes=200 - 10 * n))[0].id for n in range(3, len(runs) + 1)}
+    assert len(names) == 1
+    # One that ended and begins again is another.
+    assert loops([*runs[:6], *runs[-3:]], NOW)[0].id not in names
+    both = [eviction(20), eviction(10, ASR, CLIP), eviction(5), eviction(1, ASR, CLIP)]
+    assert loops(both[:3], NOW)[0].id == loops(both, NOW)[0].id
 
 
 def test_two_jobs_that_preempt_each_other_are_one_loop() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from myriad.kube.client import ApiError
 from myriad.kube.kinds import NODES, PODS, WORKLOADS
 from myriad.scheduler.notices.aftermath import Aftermath
 from myriad.scheduler.notices.book import Book
@@ -55,6 +56,12 @@ def test_d2_d25_a_gang_of_which_a_part_is_gone_is_named_and_what_it_holds(make: 
     # Pods that left no trace count from when that was seen.
     assert half_gone(view, here, later, patience_s=120) is None
     assert half_gone(view, here, later, patience_s=120, seen_at=make.now) is not None
+    # A pod that failed an hour ago and was made again is not the one that is missing.
+    old = make.pod("clip-3-old", "clip", phase="Failed")
+    ended = {"finishedAt": "2026-11-30T13:00:00Z", "exitCode": 1}
+    old["status"]["containerStatuses"] = [{"state": {"terminated": ended}}]
+    assert half_gone(view, [*here, old, gone], make.now + timedelta(seconds=60), patience_s=120) is None
+    assert half_gone(view, [*here, old, gone], later, patience_s=120) == half
 
 
 def test_pods_that_ended_well_and_elastic_gangs_are_not_half_gone(make: Any) -> None:
@@ -192,6 +199,18 @@ def test_d14_a_stuck_victim_is_told(world: Any) -> None:
     tail.step(301)
     assert "MyriadStuck" not in tail.reasons()
     tail.step(61)
+    assert tail.reasons().count("MyriadStuck") == 2
+
+
+def test_what_an_api_server_has_no_time_for_is_told_later(world: Any) -> None:
+    tail = Tail(world)
+    world.put(NODES, {"metadata": {"name": "g0"}, "spec": {}, "status": {}})
+    world.preempt(pods=1)
+    busy = ApiError(429, "TooManyRequests", "too many requests", where="events")
+    world.api.fail["events"] = [busy, ApiError(503, "ServiceUnavailable", "etcd has no leader", where="events")]
+    tail.step(362)
+    assert tail.reasons() == []
+    tail.step()
     assert tail.reasons().count("MyriadStuck") == 2
 
 

@@ -79,11 +79,12 @@ class Aftermath:
         evictions: list[Eviction] = []
         for record in self._book:
             eviction = eviction_of(record)
-            seen = moment(eviction.seen_at) if eviction else None
-            if eviction is None or seen is None or now - seen > FOLLOWED:
+            if eviction is None:
                 continue
             evictions.append(eviction)
-            self._follow(record, eviction, now)
+            seen = moment(eviction.seen_at)
+            if seen is not None and now - seen <= FOLLOWED:
+                self._follow(record, eviction, now)
         self._loops(evictions, now)
         self._stuck(now)
         self._gangs(now)
@@ -272,6 +273,9 @@ class Aftermath:
         try:
             self._api.create(EVENTS, body, namespace=known[0])
         except ApiError as error:
+            if error.status == 429 or error.status >= 500:
+                log.warning("no event on %s yet: %s", about["metadata"]["name"], error.message)
+                return False
             # There already, or a namespace that takes none: either way it is not offered again.
             self._told.add(known)
             if not error.is_conflict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def loops(
     """Loops that go on: at least `times` within `window`, the last of them within `window` of now.
 
     Args:
-        evictions: oldest first.
+        evictions: oldest first; all that are known, as a loop is named by its beginning.
         now: an aware time.
         times, window: what counts as a loop.
         impossible: jobs (`namespace/job`) that can never run as they are.
@@ -108,8 +109,7 @@ def loops(
     by_pair: dict[frozenset[str] | tuple[str, str], list[Eviction]] = defaultdict(list)
     by_victim: dict[str, list[Eviction]] = defaultdict(list)
     for e in evictions:
-        at = moment(e.at)
-        if not e.is_preemption or at is None or now - at > 2 * window:
+        if not e.is_preemption or moment(e.at) is None:
             continue
         by_pair[frozenset((e.victim.key, preemptor_key(e)))].append(e)
         by_victim[e.victim.key].append(e)
@@ -144,11 +144,22 @@ def _loop(
     if mutual:
         victim, preemptor = sorted((victim, preemptor))
     cause, advice = _why(last, preemptor, mutual, several, never)
-    name = f"loop.{last.victim.uid}.{'several' if several else (last.preemptor.uid if last.preemptor else '')}"
-    first = recent[0].at
-    stamp = "".join(c for c in first if c.isalnum())
+    # Named by who meets and since when: uids change with every run of a preemptor, the window with every eviction.
+    begun = len(at) - 1
+    while begun and at[begun] - at[begun - 1] <= window:
+        begun -= 1
+    who = hashlib.sha256(f"{victim} {'' if several else preemptor}".encode()).hexdigest()[:16]
+    stamp = "".join(c for c in es[begun].at if c.isalnum())
     return Loop(
-        f"{name}.{stamp}", victim, "" if several else preemptor, len(recent), first, last.at, mutual, cause, advice
+        f"loop.{who}.{stamp}",
+        victim,
+        "" if several else preemptor,
+        len(recent),
+        recent[0].at,
+        last.at,
+        mutual,
+        cause,
+        advice,
     )
 
 

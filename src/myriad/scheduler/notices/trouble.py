@@ -150,13 +150,15 @@ def half_gone(
     # Pods that ended well are no loss, and a gang that has not begun is not half gone.
     if not here or len(here) + ended_well >= least:
         return None
-    times = [t for p in gone if (t := _gone_at(p)) is not None]
-    since = min(times, default=seen_at)
+    missing = whole - len(here) - ended_well
+    # What is gone for long was made again: a Job keeps its failed pods. The last to go are those that are missing.
+    times = sorted(t for p in gone if (t := _gone_at(p)) is not None)
+    since = min(times[-missing:], default=seen_at)
     if since is None or (now - since).total_seconds() < patience_s:
         return None
     return Half(
         f"{view.gang.namespace}/{view.gang.name}",
-        whole - len(here) - ended_well,
+        missing,
         whole,
         least,
         since,
