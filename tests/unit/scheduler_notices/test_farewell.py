@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from myriad.kube.client import ApiError
 from myriad.kube.drain import DrainError, DrainOptions, PodView, drain
 from myriad.kube.kinds import JOBS, NODES
-from myriad.scheduler.notices.announce import MAY_LEAVE, planned_of
+from myriad.scheduler.notices.announce import MAY_LEAVE, JobChangedError, planned_of
 from myriad.scheduler.notices.farewell import Farewell
 
 Json = dict[str, Any]
@@ -82,6 +83,18 @@ def test_owners_are_told_once_with_the_cost_and_the_plan_is_taken_away_at_the_en
     assert planned_of(cluster.job()) is not None
     farewell.end()
     assert planned_of(cluster.job()) is None
+
+
+def test_a_job_that_changes_in_the_same_moment_is_told_all_the_same(cluster: Cluster) -> None:
+    """Its controller counts pods; a drain of hundreds of jobs must not end because one of them was counted."""
+    conflict = ApiError(409, "Conflict", "the object has been modified", where="jobs")
+    cluster.api.fail["jobs"] = [conflict, conflict]
+    cluster.farewell().tell(pods())
+    assert len(cluster.told) == 1 and planned_of(cluster.job()) is not None and cluster.waited == 0
+    cluster.api.put(JOBS, cluster.job() | {"metadata": {**cluster.job()["metadata"], "annotations": {}}})
+    cluster.api.fail["jobs"] = [conflict] * 9
+    with pytest.raises(JobChangedError, match="changed while its eviction was announced"):
+        cluster.farewell().tell(pods())
 
 
 def test_it_waits_as_long_as_was_promised(cluster: Cluster) -> None:

@@ -62,6 +62,10 @@ class Announced:
     text: str = ""
 
 
+class JobChangedError(MyriadError):
+    """The job changed between the read and the announcement: read it again and announce again."""
+
+
 def planned_of(job: Mapping[str, Any]) -> tuple[str, datetime] | None:
     """Who plans to evict a Job, and when; None where nobody does."""
     annotation = (job["metadata"].get("annotations") or {}).get(PLANNED)
@@ -86,7 +90,9 @@ def announce(
         team, gpus: for the sentences and the cost.
         now: the time.
 
-    Raises MyriadError where the job cannot be told; then it should not be evicted either.
+    Raises:
+        JobChangedError: it is another one by now.
+        MyriadError: the job cannot be told; then it should not be evicted either.
     """
     now = now or datetime.now(UTC)
     metadata = job["metadata"]
@@ -112,7 +118,7 @@ def announce(
     except ApiError as error:
         if not error.is_conflict:
             raise
-        raise MyriadError(
+        raise JobChangedError(
             "the job changed while its eviction was announced", where=f"{metadata['namespace']}/{metadata['name']}",
             hint="read it again and announce again",
         ) from error  # fmt: skip

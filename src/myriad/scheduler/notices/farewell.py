@@ -18,7 +18,7 @@ from myriad.kube.kinds import JOBS, NODES, PYTORCH_JOBS, Resource
 from myriad.scheduler.brake import trouble
 from myriad.scheduler.braking import node_states
 from myriad.scheduler.model import is_gpu_resource
-from myriad.scheduler.notices.announce import Plan, announce, withdraw
+from myriad.scheduler.notices.announce import Announced, JobChangedError, Plan, announce, withdraw
 from myriad.scheduler.objects import pod_requests
 from myriad.scheduler.policy import DEFAULT_LEVELS
 from myriad.scheduler.words import duration
@@ -28,6 +28,8 @@ Json = dict[str, Any]
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _LABELS = (("training.kubeflow.org/job-name", PYTORCH_JOBS), ("batch.kubernetes.io/job-name", JOBS))
 _POLL_S = 2.0
+_TIES = 5
+"""How often a job that changes in the same moment is read again."""
 
 
 class Farewell:
@@ -103,16 +105,30 @@ class Farewell:
                 self._sleep(_POLL_S)
 
     def _due(self, key: tuple[str, str, str], resource: Resource, grace_s: int) -> bool:
-        _, namespace, name = key
-        job = self._api.find(resource, name, namespace=namespace)
-        if job is None or not (job["metadata"].get("labels") or {}).get(_QUEUE) or has_ended(job):
-            return True
         plan = Plan(self._plan, self._reason, self._notice_s, grace_s)
-        done = announce(self._api, resource, job, plan, gpus=gpus_of(job), now=self._now())
+        done = self._announced(key, resource, plan)
+        if done is None:
+            return True
         if done.new:
             self._told[key] = resource
             self._say(done.text.splitlines()[0])
         return done.due
+
+    def _announced(
+        self, key: tuple[str, str, str], resource: Resource, plan: Plan, *, ties: int = _TIES
+    ) -> Announced | None:
+        """What a job was told; None for one that needs no word: gone, ended, or of no queue."""
+        _, namespace, name = key
+        job = self._api.find(resource, name, namespace=namespace)
+        if job is None or not (job["metadata"].get("labels") or {}).get(_QUEUE) or has_ended(job):
+            return None
+        try:
+            return announce(self._api, resource, job, plan, gpus=gpus_of(job), now=self._now())
+        except JobChangedError:
+            # Its controller counts pods all the time.
+            if not ties:
+                raise
+            return self._announced(key, resource, plan, ties=ties - 1)
 
     def end(self) -> None:
         """The drain is over, or was given up: nothing is planned any more."""
