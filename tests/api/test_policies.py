@@ -336,7 +336,7 @@ def kueue_says(work: Path, **variables: Any) -> str:
     environment = Environment(loader=FileSystemLoader(ROOT / "roles/kueue/templates"), autoescape=False)  # noqa: S701 - YAML, no page
     environment.filters["to_nice_yaml"] = yaml.safe_dump
     defaults = yaml.safe_load((ROOT / "roles/kueue/defaults/main.yml").read_text())
-    given = {"kueue_grace_s": 300, "kueue_integrations": ["batch/job"], **variables}
+    given = {"kueue_grace_s": 300, "kueue_integrations": ["batch/job"], "kueue_tolerations": [], **variables}
     values = yaml.safe_load(environment.get_template("values.yaml.j2").render(**defaults | given))
     (work / "kueue.yaml").write_text(values["managerConfig"]["controllerManagerConfigYaml"])
     process = subprocess.Popen(

@@ -1,0 +1,173 @@
+"""`myriad init`: from machines that answer over ssh to a description that validates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from myriad.cli import _cluster as cluster
+from myriad.cli.output import console, emit_json
+from myriad.cli.validate import JsonOption
+from myriad.errors import InputError, UnreachableError
+from myriad.fleet import Checked
+from myriad.onboard.describe import BUNDLE, Login, address_fault, control_plane_of, describe
+from myriad.onboard.facts import HostFacts, clones, faults, inventory_names, notes
+from myriad.onboard.ssh import Silent, ask, read_targets
+from myriad.onboard.write import refuse_existing, write
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+
+    @app.command()
+    def init(
+        hosts: Annotated[str, typer.Option(help="Names or addresses with commas; user@HOST where it is another user.")],
+        out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist.")] = Path(
+            "inventories/mine"
+        ),
+        user: Annotated[str, typer.Option(help="Who logs in: root, or somebody who becomes root by sudo.")] = "root",
+        key: Annotated[Path | None, typer.Option(help="File of the private key; ssh's own choice without it.")] = None,
+        port: Annotated[int, typer.Option(help="Port of sshd.", min=1, max=65535)] = 22,
+        ssh_option: Annotated[
+            list[str] | None, typer.Option(help="As after `ssh -o`, for ssh and for Ansible (repeat it).")
+        ] = None,
+        control_plane: Annotated[
+            str, typer.Option(help="Hosts of the control plane; the first without GPUs, or the first, without it.")
+        ] = "",
+        name: Annotated[str, typer.Option(help="The cluster's name; the folder's without it.")] = "",
+        team: Annotated[str, typer.Option(help="A team to begin with; it owns every GPU.")] = "research",
+        sysfs: Annotated[str, typer.Option(help="Where the hosts' sysfs stands.")] = "/sys",
+        as_json: JsonOption = False,
+    ) -> None:
+        """Ask the hosts what they are, and write the inventory that describes them. Changes nothing on them."""
+        refuse_existing(out)
+        targets = read_targets(hosts, user)
+        login = Login(
+            user=user,
+            users={target.host: target.user for target in targets},
+            port=port,
+            key=_key(key),
+            options=tuple(ssh_option or ()),
+        )
+        found, silent = ask(targets, login, sysfs=sysfs)
+        _refuse(found, silent, asked=len(targets))
+        chosen = control_plane_of(found, tuple(filter(None, (word.strip() for word in control_plane.split(",")))))
+        made = describe(found, name=name or out.name.lower(), team=team, login=login, control_plane=chosen)
+        checked = write(made, out)
+        remarks = {h.asked: notes(h, is_control_plane=h.asked in chosen) for h in found}
+        if as_json:
+            emit_json(_document(out, found, chosen, remarks, made.notes, checked))
+        else:
+            _show(out, found, chosen, remarks, made.notes, checked)
+
+
+def _key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    if not path.is_file():
+        raise InputError(
+            "there is no such key", where=f"--key {path}", hint="the private key, for example ~/.ssh/id_ed25519"
+        )
+    return str(path.absolute())
+
+
+def _refuse(found: Sequence[HostFacts], silent: Sequence[Silent], *, asked: int) -> None:
+    """Name every host that cannot be described, with what to do; nothing was written yet."""
+    wrong = [(one.host, one.why) for one in silent]
+    for host in found:
+        address = address_fault(host)
+        wrong += [(host.asked, why) for why in [*faults(host), *([address] if address else [])]]
+    wrong += clones(found)
+    if not wrong:
+        return
+    width = max(len(host) for host, _ in wrong)
+    lines = "\n".join(f"  {host:<{width}}  {why}" for host, why in wrong)
+    count = len({host for host, _ in wrong})
+    kind = UnreachableError if silent else InputError
+    raise kind(f"{count} of {asked} host{'' if asked == 1 else 's'} cannot be described; nothing was written\n{lines}")
+
+
+def _rows(found: Sequence[HostFacts], chosen: Sequence[str]) -> list[dict[str, Any]]:
+    called = inventory_names(found)
+    return [
+        {
+            "host": host.asked,
+            "name": called[host.asked],
+            "os": host.os_name,
+            "arch": host.arch,
+            "cores": host.cores,
+            "memory_mib": host.memory_mib,
+            "gpus": len(host.gpus),
+            "gpu_model": host.model.name if host.model else None,
+            "control_plane": host.asked in chosen,
+            "machine_id": host.machine_id,
+        }
+        for host in found
+    ]
+
+
+def _document(
+    out: Path,
+    found: Sequence[HostFacts],
+    chosen: Sequence[str],
+    remarks: dict[str, list[str]],
+    more: Sequence[str],
+    checked: Checked,
+) -> dict[str, Any]:
+    rows = [row | {"notes": remarks[row["host"]]} for row in _rows(found, chosen)]
+    return {
+        "out": str(out),
+        "hosts": rows,
+        "notes": list(more),
+        "warnings": [problem.as_dict() for problem in checked.warnings],
+        "next": next_commands(out),
+    }
+
+
+def _show(
+    out: Path,
+    found: Sequence[HostFacts],
+    chosen: Sequence[str],
+    remarks: dict[str, list[str]],
+    more: Sequence[str],
+    checked: Checked,
+) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in ("host", "name", "system", "cores", "memory", "GPUs", ""):
+        table.add_column(head)
+    for row in _rows(found, chosen):
+        gpus = f"{row['gpus']} x {row['gpu_model']}" if row["gpus"] else "none"
+        memory = f"{row['memory_mib'] / 1024:,.0f} GiB"
+        part = "control plane" if row["control_plane"] else ""
+        table.add_row(row["host"], row["name"], row["os"], str(row["cores"]), memory, gpus, part)
+    cluster.print_table(table)
+    for host, lines in remarks.items():
+        for line in lines:
+            console.print(f"note  {host}  {line}", markup=False)
+    for line in [*more, *(f"{problem.subject} {problem.message}" for problem in checked.warnings)]:
+        console.print(f"note  {line}", markup=False)
+    fleet = checked.fleet
+    console.print(
+        f"{out}: {len(fleet.control_plane)} control plane, {fleet.gpus} GPUs in {len(fleet.capacity)} pool"
+        f"{'' if len(fleet.capacity) == 1 else 's'}; valid. Nothing was changed on the hosts.",
+        markup=False,
+    )
+    console.print("next", markup=False)
+    for line in next_commands(out):
+        console.print(f"  {line}", markup=False)
+
+
+def next_commands(out: Path) -> list[str]:
+    """What to do with the folder, in order."""
+    return [
+        f"edit {out}/hosts.yml: the rack of each machine (myriad_location)",
+        f"edit {out}/group_vars/all/site.yml: the device plugin by digest; teams.yml: who owns what",
+        f"myriad validate -i {out}",
+        f"myriad bundle build --out {BUNDLE}",
+        f"myriad site -i {out} --check --diff",
+        f"myriad site -i {out}",
+    ]

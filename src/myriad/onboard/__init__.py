@@ -1,0 +1,1 @@
+"""The first description of a site: of machines over ssh (`myriad init`), or of a cluster that runs (`myriad adopt`)."""
