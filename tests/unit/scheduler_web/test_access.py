@@ -18,7 +18,7 @@ from myriad.errors import InputError
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.server import OPEN_ROUTES, STREAM, Parts, build_app
-from myriad.scheduler.web.auth import COOKIE, AuthSettings, Gatekeeper, Scope
+from myriad.scheduler.web.auth import COOKIE, REFUSED_S, AuthSettings, Denied, Gatekeeper, Scope
 from myriad.scheduler.web.endpoint import Endpoint, Rule
 from myriad.scheduler.web.scope import ScopedCache
 
@@ -211,6 +211,17 @@ def test_reviews_are_remembered_for_a_short_time(reviewer: Any) -> None:
     now[0] = 61.0
     gate.scope_of(gate.user_of(headers))
     assert len(reviewer.asked) == 2 * first
+
+
+def test_a_token_that_was_refused_is_not_reviewed_at_every_request(reviewer: Any) -> None:
+    now = [0.0]
+    gate = Gatekeeper(reviewer, AuthSettings(), namespaces=list, clock=lambda: now[0])
+    reviewer.asked.clear()
+    for second in range(int(3 * REFUSED_S)):
+        now[0] = float(second)
+        with pytest.raises(Denied, match="does not know this token"):
+            gate.user_of([(b"authorization", b"Bearer has-run-out")])
+    assert len(reviewer.asked) == 3 * 2, "for the page and for the API server, every 10 s"
 
 
 def test_the_form_keeps_the_token_where_no_script_reads_it(served: Served) -> None:

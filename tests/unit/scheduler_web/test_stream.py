@@ -185,6 +185,17 @@ def test_the_heart_beats_and_the_number_of_clients_is_bounded(monkeypatch: pytes
     run(test)
 
 
+def test_whoever_goes_before_the_first_event_takes_no_place() -> None:
+    async def test(world: World, hub: Hub) -> None:
+        for _ in range(stream.CLIENTS + 1):
+            events = await hub.follow(EVERYTHING, JOBS, "", same)
+            # As a server does whose client hung up while the headers were on their way.
+            await events.aclose()
+        assert hub.clients == 0
+
+    run(test)
+
+
 def test_a_look_that_fails_ends_nobodys_stream() -> None:
     async def test(world: World, hub: Hub) -> None:
         events = await hub.follow(EVERYTHING, JOBS, "", same)

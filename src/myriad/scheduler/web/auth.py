@@ -194,7 +194,9 @@ class Gatekeeper:
         self._api = api
         self._settings = settings
         self._namespaces = namespaces
-        self._users: _Remembered[User | None] = _Remembered(clock)
+        self._users: _Remembered[User] = _Remembered(clock)
+        # Apart from the users, whom a flood of made-up tokens would push out.
+        self._refused: _Remembered[bool] = _Remembered(clock)
         self._rights: _Remembered[bool] = _Remembered(clock, most=65536)
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="access-review")
 
@@ -230,11 +232,14 @@ class Gatekeeper:
         user = self._users.get(key)
         if user is not None:
             return user
-        user = self._ask_who(token)
-        if user is None:
-            raise Denied(401, "the cluster does not know this token, or it has run out", hint="make a new one")
-        self._users.put(key, user, for_s=_REVIEW_S)
-        return user
+        if not self._refused.get(key):
+            user = self._ask_who(token)
+            if user is not None:
+                self._users.put(key, user, for_s=_REVIEW_S)
+                return user
+            # A page that stays open with a token that has run out asks again every few seconds.
+            self._refused.put(key, True, for_s=REFUSED_S)
+        raise Denied(401, "the cluster does not know this token, or it has run out", hint="make a new one")
 
     def _ask_who(self, token: str) -> User | None:
         # First as a token for the page alone, then as one for the API server itself.

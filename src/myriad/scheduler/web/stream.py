@@ -197,14 +197,14 @@ class Hub:
             raise TooManyStreams(
                 f"{CLIENTS} clients follow already", hint="reload the page instead, or come back later"
             )
-        channel = self._channels.setdefault(scope.key, Channel(scope))
-        client = Client(sections)
-        channel.clients.add(client)
-        return self._events(channel, client, last, recheck)
+        return self._events(scope, Client(sections), last, recheck)
 
     async def _events(
-        self, channel: Channel, client: Client, last: str, recheck: Callable[[], Awaitable[Scope]]
+        self, scope: Scope, client: Client, last: str, recheck: Callable[[], Awaitable[Scope]]
     ) -> AsyncIterator[bytes]:
+        # Only here, where `finally` is sure: a caller that goes before it takes anything never begins this.
+        channel = self._channels.setdefault(scope.key, Channel(scope))
+        channel.clients.add(client)
         try:
             yield f"retry: {RETRY_MS}\n\n".encode()
             if channel.documents is None:
