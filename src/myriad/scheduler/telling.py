@@ -201,6 +201,10 @@ class Writer(threading.Thread):
         except MyriadError as error:
             refused = True
             log.info("%s: %s", task.view.key, error.message)
+        except Exception:
+            # One write must not end the thread, which cannot be started again: nobody would be told anything any more.
+            refused = True
+            log.exception("%s: its first cause could not be written", task.view.key)
         self.pace.answered(time.monotonic() - began, refused=refused)
         return True
 

@@ -62,7 +62,26 @@ def test_a_namespace_that_takes_no_events_stops_nobody(
     assert not sink.tell(job(), "MyriadWaiting", "x")
 
 
-def test_a_forgotten_object_may_be_told_again(sink: EventSink) -> None:
-    assert sink.tell(job(), "MyriadWaiting", "x")
-    sink.forget("u0")
-    assert sink.tell(job(), "MyriadWaiting", "x")
+def test_several_that_speak_of_one_job_in_turn_repeat_nothing(sink: EventSink, clock: list[float]) -> None:
+    """A gang that is refused, and for which no domain is kept: two parts of the extension offer that at every look."""
+    told = []
+    for _ in range(30):
+        clock[0] += 2
+        told += [reason for reason in ("MyriadRefused", "MyriadProtected") if sink.tell(job(), reason, "as before")]  # type: ignore[arg-type]
+    assert told == ["MyriadRefused", "MyriadProtected"]
+
+
+def test_a_job_that_waits_again_after_it_was_placed_is_told_again(sink: EventSink) -> None:
+    assert sink.tell(job(), "MyriadWaiting", "behind speech/asr")
+    assert sink.tell(job(), "MyriadPlaced", "on n0")
+    assert sink.tell(job(), "MyriadWaiting", "behind speech/asr") and sink.tell(job(), "MyriadPlaced", "on n0")
+
+
+def test_what_nobody_speaks_of_any_more_is_forgotten(sink: EventSink, clock: list[float]) -> None:
+    """A site has thousands of jobs a day, and the extension runs for months."""
+    for i in range(1000):
+        clock[0] += 60
+        sink.tell(job(i), "MyriadWaiting", "x")
+        sink.tell(job(0), "MyriadWaiting", "x")
+    assert len(sink._told) <= 62
+    assert not sink.tell(job(0), "MyriadWaiting", "x"), "one that is spoken of all the time is not told again"

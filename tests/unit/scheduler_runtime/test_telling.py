@@ -23,7 +23,7 @@ class Recorder:
     def __init__(self) -> None:
         self.writes: list[tuple[str, str, str, Json]] = []
         self.events: list[tuple[str, str]] = []
-        self.error: ApiError | None = None
+        self.error: Exception | None = None
         self.stored: Json = {}
 
     def patch(self, resource: Any, name: str, body: Json, *, kind: str = "merge", **_: Any) -> Json:
@@ -102,6 +102,18 @@ def test_f11_figures_that_move_are_not_written_each_time(desk: Desk, make: Any) 
     for _ in range(7):
         desk.step()
     assert "1st in the queue" in desk.api.conditions("jobs", "b")[1]["message"]  # a minute later it is said
+
+
+def test_a_write_that_fails_oddly_does_not_end_the_others(desk: Desk, make: Any) -> None:
+    desk.world.put(WORKLOADS, held(make))
+    desk.world.put(WORKLOADS, make.workload("a"))
+    desk.api.error = ValueError("a proxy's page where JSON was expected")
+    desk.step()
+    assert desk.api.writes == []
+    desk.api.error = None
+    desk.world.put(WORKLOADS, make.workload("b"))
+    desk.step()
+    assert desk.api.conditions("jobs", "b")
 
 
 def test_c3_what_no_longer_holds_is_taken_back(desk: Desk, make: Any) -> None:
