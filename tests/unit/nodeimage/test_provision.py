@@ -28,7 +28,8 @@ def bundle(tmp_path: Path) -> Path:
     images = [
         ImageEntry(
             ref=f"{image}:{made.tag.format(version=entry.version)}", component=name, version=entry.version,
-            digest=f"sha256:{zeros}", media_type="application/vnd.oci.image.manifest.v1+json", size=1, blobs=[], origin=origin,
+            digest=f"sha256:{zeros}", media_type="application/vnd.oci.image.manifest.v1+json", size=1, blobs=[],
+            origin=origin,
         )
         for name, entry in lock.components.items()
         for image, made in entry.images.items()
