@@ -213,12 +213,13 @@ def teams_file(teams: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def site_file(name: str, network: str) -> str:
+def site_file(name: str, network: str, *, kubeconfig: str = "") -> str:
     """group_vars/all/site.yml: what only the site can know.
 
     Args:
         name: the cluster's.
         network: of the nodes' addresses; empty where it is not known.
+        kubeconfig: the file that is there already; empty names one that a site run makes.
     """
     folder = "{{ lookup('ansible.builtin.env', 'HOME') }}"
     lines = [
@@ -228,7 +229,7 @@ def site_file(name: str, network: str) -> str:
         f'site_bundle: "{folder}/{BUNDLE.removeprefix("~/")}"',
         "",
         "# The file on this controller in which the cluster's admin kubeconfig is kept.",
-        f'site_kubeconfig: "{folder}/.config/myriad/{name}.kubeconfig"',
+        f'site_kubeconfig: "{kubeconfig or f"{folder}/.config/myriad/{name}.kubeconfig"}"',
         "",
         "# The network of the nodes' addresses: reached without a proxy, and never overlapped by pods.",
         f"site_node_network: {network}" if network else "# site_node_network: 10.0.0.0/24",

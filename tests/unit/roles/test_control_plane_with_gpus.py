@@ -1,4 +1,4 @@
-"""A host in both groups, control plane and GPU node: what kubeadm and what admits jobs are told, rendered by ansible."""
+"""A control plane that is a GPU node too: what kubeadm and what admits jobs are told, as ansible renders it."""
 
 from __future__ import annotations
 
