@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from jinja2 import Environment
 
 from myriad.kube.drain import CORDON_ANNOTATION, Gang
 from myriad.upgrade.kubeadm import with_tags
@@ -48,6 +51,27 @@ def planned(nodes: list[Json], *, looks: dict[str, Look] | None = None, jobs: li
     names = [name for name in found if name.startswith("cp")]
     return plan(found, by_name, NEW, jobs or [], limits or Limits(), api_server=api_server,
                 control_plane_hosts=names, **more)  # fmt: skip
+
+
+def is_prepared(found: Plan, **given: Any) -> bool:
+    """Whether playbooks/upgrade.yml keeps the way back for a plan."""
+    plays = yaml.safe_load((Path(__file__).parents[3] / "playbooks/upgrade.yml").read_text())
+    tasks = [task for play in plays for task in play.get("tasks") or []]
+    (task,) = (task for task in tasks if task.get("myriad.gpu.node_upgrade", {}).get("state") == "prepared")
+    expression = Environment(autoescape=False).compile_expression(task["when"])  # noqa: S701 - no page is made
+    return bool(expression(__upgrade_plan=found.as_dict(), **given))
+
+
+def test_the_way_back_is_kept_whatever_changes() -> None:
+    """Else `myriad upgrade rollback kueue` finds nothing, or what stood before the upgrade before this one."""
+    same = [node("gpu0", "1.35.4")]
+    looks = {"gpu0": NEW_LOOK}
+    kueue = Change("kueue-system/kueue-controller-manager", "0.17.0", "0.17.1")
+    only_kueue = planned(same, looks=looks, api_server="1.35.4", cluster=[kueue])
+    assert not only_kueue.order and is_prepared(only_kueue)
+    assert not is_prepared(only_kueue, upgrade_plan_only=True)
+    assert not is_prepared(planned(same, looks=looks, api_server="1.35.4"))
+    assert is_prepared(planned([node("gpu0")]))
 
 
 def test_control_planes_one_at_a_time_then_waves_by_rack() -> None:
