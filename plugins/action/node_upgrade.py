@@ -64,12 +64,13 @@ class ActionModule(ActionBase):
         """What has to stand before the first host is touched: the way back, and kubeadm's description."""
         from myriad.kube.client import connect
         from myriad.upgrade.kubeadm import describe
-        from myriad.upgrade.rollback import SETS, keep
+        from myriad.upgrade.rollback import SETS, keep, target_of
 
         api, check = connect(args["kubeconfig"]), bool(self._task.check_mode)
         items = []
         if args["keep"] and not check:
-            kept = [keep(api, name, Path(args["keep"])) for name in SETS.values()]
+            target = target_of(args["images"])
+            kept = [keep(api, name, Path(args["keep"]), target) for name in SETS.values()]
             items += [f"kept {path}" for path in kept if path is not None]
         tags = {name: str(args["images"][name]["tag"]) for name in ("etcd", "coredns")}
         changed = describe(api, etcd=tags["etcd"], coredns=tags["coredns"], dry_run=check)

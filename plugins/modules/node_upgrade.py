@@ -9,8 +9,8 @@ short_description: Plans an upgrade, prepares it, and brings a node that was upg
 description:
   - V(planned) says what becomes another on which host, who goes when, and what stands in the way - versions that may not follow one another, pods that
     would not leave, jobs, cordons of others. Nothing is touched; what may not begin is an error unless in check mode.
-  - V(prepared) keeps what the sets of Kueue, the extension and Volcano applied, for the way back, and writes the tags of etcd and CoreDNS into kubeadm's
-    description of the cluster.
+  - V(prepared) keeps what the sets of Kueue, the extension and Volcano applied, for the way back, once for the images that the upgrade goes to; and writes
+    the tags of etcd and CoreDNS into kubeadm's description of the cluster.
   - V(finished) waits until a node that was drained under the name C(upgrade) is Ready with the wanted kubelet and its GPU gate was judged since and is
     open, and gives it back as it was found. One that does not come to that stays closed and counts as unreachable.
   - V(held) closes nodes whose jobs are waited for, or gives back those that were closed for that.

@@ -73,9 +73,9 @@ def test_the_way_back_is_what_was_applied(api: Api, kueue: list[Json], tmp_path:
     """An upgrade that changes, adds and drops objects; back is the same as before, also where defaults were added."""
     before = applied(api, SET)
     assert len(before) == len(kueue)
-    kept = keep(api, SET, tmp_path)
+    kept = keep(api, SET, tmp_path, "new")
     assert kept is not None
-    assert keep(api, SET, tmp_path) == kept, "a run that is repeated keeps nothing new"
+    assert keep(api, SET, tmp_path, "new") == kept, "a run that is repeated keeps nothing new"
     newer = copy.deepcopy([obj for obj in kueue if obj["metadata"]["name"] != "kueue-metrics-reader"])
     deployment = next(obj for obj in newer if obj["kind"] == "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "registry.myriad.internal/kueue:0.99"

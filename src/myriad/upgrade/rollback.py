@@ -8,6 +8,7 @@ https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-manageme
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,21 +77,33 @@ def _is_item(item: Any, key: str) -> bool:
     return key.startswith("v:") and item == json.loads(key[2:])
 
 
-def keep(api: Api, set_name: str, folder: Path) -> Path | None:
+def target_of(images: Mapping[str, Mapping[str, Any]]) -> str:
+    """What an upgrade goes to, as names of files have it; from the images of its bundle (repository to digest, tag)."""
+    digests = {name: str(image.get("digest") or "") for name, image in images.items()}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def keep(api: Api, set_name: str, folder: Path, target: str) -> Path | None:
     """Write what a set applied into a file of the folder; None where the cluster has no object of it.
 
-    Content that is the same as in the newest file is not written again, so a run that is repeated after a kill keeps
-    what stood before the upgrade and not what stands in its middle.
+    Once for each target: a run that is repeated, after a kill or for nodes that were left, keeps what stood before the
+    upgrade and not what stands in its middle or after it.
+
+    Args:
+        api: the cluster.
+        set_name: a value of SETS.
+        folder: where files are kept.
+        target: what the upgrade goes to (`target_of`).
     """
+    newest = newest_kept(folder, set_name)
+    if newest is not None and newest.name.endswith(f".{target}.json"):
+        return newest
     objects = applied(api, set_name)
     if not objects:
         return None
     text = json.dumps(objects, sort_keys=True, indent=1) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    newest = newest_kept(folder, set_name)
-    if newest is not None and newest.read_text(encoding="utf-8") == text:
-        return newest
-    path = folder / f"{set_name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}.json"
+    path = folder / f"{set_name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}.{target}.json"
     part = path.with_suffix(".part")
     part.write_text(text, encoding="utf-8")
     part.rename(path)
@@ -99,7 +112,7 @@ def keep(api: Api, set_name: str, folder: Path) -> Path | None:
 
 def newest_kept(folder: Path, set_name: str) -> Path | None:
     """The newest file of a set."""
-    found = sorted(folder.glob(f"{set_name}-*T*Z.json"))
+    found = sorted(folder.glob(f"{set_name}-*T*Z*.json"))
     return found[-1] if found else None
 
 
