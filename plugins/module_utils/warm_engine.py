@@ -26,7 +26,6 @@ from ansible_collections.myriad.gpu.plugins.module_utils.warm_containerd import 
 from ansible_collections.myriad.gpu.plugins.module_utils.warm_disk import Disk
 from ansible_collections.myriad.gpu.plugins.module_utils.warm_progress import cause_of, last_words
 
-LABEL = "dev.myriad.warm=true"
 # Static programs that end by themselves, one of which a host with an engine has.
 PROBES = ("/usr/local/bin/crictl", "/usr/bin/catatonit", "/usr/libexec/podman/catatonit", "/usr/bin/docker-init",
           "/usr/libexec/docker/docker-init", "/usr/local/bin/docker-init")  # fmt: skip
@@ -93,7 +92,8 @@ class Engine:
 
     def images(self):
         """Images by reference with digest: (digest, whether a container keeps it)."""
-        kept = set(self.run("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}").split())
+        # By name: the label is for people.
+        kept = set(self.run("ps", "--all", "--filter", f"name={warm_keep.KEEPER}", "--format", "{{.Names}}").split())
         ids = sorted(set(self.run("images", "--quiet", "--no-trunc").split()))
         found = {}
         for body in json.loads(self.run("image", "inspect", *ids)) if ids else ():
@@ -162,7 +162,7 @@ class Engine:
         with contextlib.suppress(RuntimeFault):
             self.run("container", "inspect", name)
             return
-        self.run("create", "--name", name, "--label", LABEL, reference, "keep")
+        self.run("create", "--name", name, "--label", warm_keep.LABEL, reference, "keep")
 
     def unpin(self, reference):
         with contextlib.suppress(RuntimeFault):

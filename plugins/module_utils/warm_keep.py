@@ -21,7 +21,9 @@ STATE = FOLDER + "/warm.json"
 LOCK = FOLDER + "/lock"
 VERSION = 1
 PIN = "io.cri-containerd.pinned"
+# Of a container that keeps an image, for an engine that has no pins.
 KEEPER = "myriad-warm-"
+LABEL = "dev.myriad.warm=true"
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
 
 
@@ -142,7 +144,8 @@ def _engine(state, change):
         if code:
             said.append(f"{reference} had no container that keeps it" + ("; it has one again" if change else ""))
             if change:
-                code, text = _run(engine, "create", "--name", KEEPER + short(digest), reference, "keep")
+                keeper = ("--name", KEEPER + short(digest), "--label", LABEL)
+                code, text = _run(engine, "create", *keeper, reference, "keep")
                 if code:
                     said[-1] = f"{reference} cannot be kept: {text}"
     return said

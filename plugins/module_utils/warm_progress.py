@@ -58,9 +58,10 @@ CAUSES = (
                 r"|server is not responding|Cannot connect to the Docker daemon"),
     ("disk", r"no space left on device|disk quota exceeded"),
     ("content", r"unexpected (commit )?digest|digest mismatch|failed size validation|checksum|wrong diff id"),
-    ("missing", r"not found|manifest unknown|name unknown|404"),
-    ("login", r"401|403|unauthorized|authentication required|denied"),
-    ("registry", r"refused|no such host|i/o timeout|timeout|TLS|x509|certificate|EOF|reset by peer|5\d\d|429"
+    # Numbers stand alone: digests are full of them.
+    ("missing", r"not found|manifest unknown|name unknown|\b404\b"),
+    ("login", r"\b40[13]\b|unauthorized|authentication required|denied"),
+    ("registry", r"refused|no such host|i/o timeout|timeout|TLS|x509|certificate|EOF|reset by peer|\b5\d\d\b|\b429\b"
                  r"|too many requests|unreachable|failed to do request|failed to resolve"),
 )  # fmt: skip
 WORDS = {

@@ -207,6 +207,8 @@ class TestProgress:
         ("ctr: cannot access socket /run/containerd/containerd.sock: no such file or directory", "runtime"),
         ("ctr: unexpected commit digest sha256:a, expected sha256:b: failed precondition", "content"),
         ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock", "runtime"),
+        ("ctr: unexpected status: 503 Service Unavailable", "registry"),
+        ("ctr: blob sha256:9a404c4015128de: broken pipe", "other"),
         ("something else", "other"),
     ],
 )  # fmt: skip
