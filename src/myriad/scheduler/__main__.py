@@ -153,6 +153,8 @@ class Extension:
                 ready = not missing
                 log.info("the cache follows" if ready else f"the cache does not follow: {', '.join(missing)}")
             if missing or not self.leader.is_leader():
+                # The leader records them.
+                self.cache.passed()
                 if self._copy_due() and self.leader.holder not in ("", self.settings.identity):
                     self._copier.copy(self.leader.holder)
                     if self._ledger_copier is not None:

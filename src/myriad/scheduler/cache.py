@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -59,6 +59,8 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 TOPOLOGY = "myriad"
+#: Admissions that are over and that nobody asked for yet; a follower forgets the eldest.
+_PASSED = 4096
 FOLLOWED = (
     NODES,
     PODS,
@@ -104,8 +106,9 @@ class Cache:
         self._gpu_pods_owned: dict[str, set[str]] = defaultdict(set)
         # uid of a Workload, or of its owner -> keys of Workloads, the eldest first.
         self._keys_of: dict[str, dict[str, None]] = defaultdict(dict)
-        # uid -> podset, node, and when it succeeded (empty before).
-        self._pods_by_workload: dict[str, dict[str, tuple[str, str, str]]] = defaultdict(dict)
+        # uid -> podset, node, when it succeeded (empty before), and whether it is being deleted.
+        self._pods_by_workload: dict[str, dict[str, tuple[str, str, str, bool]]] = defaultdict(dict)
+        self._passed: deque[WorkloadView] = deque(maxlen=_PASSED)
         self._reserved: dict[str, dict[str, PodUse]] = {}
         self._snapshot = Snapshot(self._levels)
         self._stale = True
@@ -212,6 +215,8 @@ class Cache:
 
     def _set_view(self, key: str, view: WorkloadView | None) -> None:
         old = self._views.pop(key, None) if view is None else self._views.get(key)
+        if old is not None and old.nodes and (view is None or view.nodes != old.nodes):
+            self._passed.append(old)
         for uid in _uids(old) - _uids(view):
             self._keys_of[uid].pop(key, None)
             if not self._keys_of[uid]:
@@ -280,7 +285,8 @@ class Cache:
         podset = (pod["metadata"].get("labels") or {}).get(PODSET_LABEL, "")
         # A failed pod is replaced on the same node, so its place stays reserved; a finished one is not.
         if node and not failed:
-            self._pods_by_workload[workload][uid] = (podset, node, succeeded_at(pod))
+            leaves = bool(pod["metadata"].get("deletionTimestamp")) and not pod_is_terminal(pod)
+            self._pods_by_workload[workload][uid] = (podset, node, succeeded_at(pod), leaves)
         else:
             self._pods_by_workload[workload].pop(uid, None)
 
@@ -368,6 +374,16 @@ class Cache:
     def views(self) -> list[WorkloadView]:
         """All Workloads, each with the pool of its queue and the team of its namespace."""
         return self._derive("views", lambda: [self._placed(view) for view in self._views.values()])
+
+    def passed(self) -> list[WorkloadView]:
+        """Workloads as they stood before they lost their nodes, since the last call, in the order of their losses.
+
+        An admission may last shorter than the time between two looks at the cache.
+        """
+        with self.lock:
+            passed = [self._placed(view) for view in self._passed]
+            self._passed.clear()
+            return passed
 
     def gpus_held(self) -> dict[str, int]:
         """GPUs that Workloads hold of each ClusterQueue. Counted here: a ClusterQueue's own status follows later."""
@@ -508,10 +524,11 @@ class Cache:
         """Podset and node of each pod of this admission.
 
         A gang that was evicted and comes back brings only the pods that it still needs: those that had succeeded
-        before (Kueue's reclaimable pods) stand where the earlier admission put them.
+        before (Kueue's reclaimable pods) stand where the earlier admission put them, and those that still take their
+        grace hold what they hold, but belong to it no longer.
         """
-        for podset, node, ended in self._pods_by_workload.get(view.key, {}).values():
-            if not ended or ended >= view.reserved_at:
+        for podset, node, ended, leaves in self._pods_by_workload.get(view.key, {}).values():
+            if not leaves and (not ended or ended >= view.reserved_at):
                 yield podset, node
 
     @property

@@ -11,7 +11,7 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ Json = dict[str, Any]
 _KEPT = 5000
 
 
-def _identity(record: DecisionRecord) -> tuple[str, str, str, str]:
-    return record.time, record.event, record.uid, record.name
+def _identity(record: DecisionRecord) -> tuple[Hashable, ...]:
+    # One pass may record two admissions of a gang in the same millisecond.
+    return record.time, record.event, record.uid, record.name, frozenset(record.assigned.items())
 
 
 class RecordBook:

@@ -112,6 +112,9 @@ class Steering:
         """One pass over all Workloads; the number of changes written."""
         with self._metrics.pass_seconds.time():
             written = self._keep_attached() if self._shadow is None else 0
+            for view in self._cache.passed():
+                # Admitted and evicted since the last pass: its pods stood there all the same.
+                self._record_assigned(view, self._remember(view).plan)
             views = [self._seen(view) for view in self._cache.views()]
             self._forget({v.gang.uid for v in views})
             for view in views:
@@ -165,20 +168,8 @@ class Steering:
             if written and view.check is not None:
                 reserved_s = seconds_since(view.reserved_at, datetime.now(UTC))
                 self._metrics.accept_seconds.observe(reserved_s)
-        if view.nodes and view.nodes != memory.assigned:
-            memory.assigned = view.nodes
+        if self._record_assigned(view, planned):
             snapshot = self._cache.snapshot()
-            self._record(
-                assigned_record(
-                    view.gang,
-                    planned,
-                    view.nodes,
-                    snapshot,
-                    time=utc_now(),
-                    inputs=memory.inputs,
-                    versions=self._versions,
-                )
-            )
             tier, domain = tier_of_assignment(snapshot, view.nodes)
             order = tiers(snapshot.levels)
             if planned is not None and order.index(tier) > order.index(planned.tier):
@@ -189,6 +180,25 @@ class Steering:
             where = place(domain[: len(snapshot.levels)])
             self._tell_job(view, "MyriadPlaced", f"placed on {nodes} ({where})")
         return written
+
+    def _record_assigned(self, view: WorkloadView, planned: Plan | None) -> bool:
+        """What TAS did, once; False where there is nothing, or nothing new."""
+        memory = self._remember(view)
+        if not view.nodes or view.nodes == memory.assigned:
+            return False
+        memory.assigned = view.nodes
+        self._record(
+            assigned_record(
+                view.gang,
+                planned,
+                view.nodes,
+                self._cache.snapshot(),
+                time=utc_now(),
+                inputs=memory.inputs,
+                versions=self._versions,
+            )
+        )
+        return True
 
     def _plan_without(self, view: WorkloadView) -> Plan | None:
         snapshot = self._cache.snapshot()

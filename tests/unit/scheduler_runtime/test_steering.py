@@ -358,6 +358,34 @@ def test_pods_that_succeeded_before_the_gang_came_back_stand_in_no_plan(world: A
     assert not world.cache.reserved_uids(view)
 
 
+def test_an_admission_that_is_over_before_anybody_looks_is_recorded_all_the_same(world: Any, make: Any) -> None:
+    world.put(WORKLOADS, make.workload("a", assigned={"n0": 2}, state="Ready", admitted=True))
+    world.put(WORKLOADS, make.workload("a"))
+    world.put(WORKLOADS, make.workload("a", assigned={"n1": 2}, state="Ready", admitted=True))
+    world.run(3)
+    assert [record.assigned for record in world.records("assigned")] == [{"n0": 2}, {"n1": 2}]
+    world.drop(WORKLOADS, "vision/job-a")
+    world.run(2)
+    assert len(world.records("assigned")) == 2, "what was recorded while it stood is not recorded when it goes"
+
+
+def test_pods_that_take_their_grace_belong_to_the_admission_before(world: Any, make: Any) -> None:
+    leaving = make.pod("a-old", node_name="n0", of="a", deletionTimestamp="2026-11-30T09:41:50Z")
+    world.put(WORKLOADS, make.workload("a", assigned={"n0": 1, "n1": 1}, state="Ready", admitted=True))
+    world.put(PODS, leaving)
+    world.put(PODS, make.pod("a-1", node_name="n1", of="a"))
+    world.run()
+    assert not world.records("outcome"), "one of its pods is yet to come"
+    (view,) = [v for v in world.cache.views() if v.gang.name == "a"]
+    assert len(world.cache.reserved_uids(view)) == 1
+    assert world.cache.use("pod-a-old") is not None, "until it is gone it holds its GPUs"
+    world.drop(PODS, "vision/a-old")
+    world.put(PODS, make.pod("a-0", node_name="n0", of="a"))
+    world.run(2)
+    (record,) = world.records("outcome")
+    assert (record.nodes, record.agree) == ({"n0": 1, "n1": 1}, True)
+
+
 def test_a_disk_that_refuses_records_does_not_hold_gangs_up(
     world: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
