@@ -16,8 +16,18 @@ from ansible_collections.myriad.gpu.plugins.plugin_utils.run_context import reme
 
 COLLECTION = Path(__file__).resolve().parents[2]
 FOLDERS = ("roles", "plugins", "playbooks")
-# Parts of the Python package from which roles and filters derive what lands on a node.
-PACKAGE_FOLDERS = ("fleet", "stack", "kube", "data")
+# Parts of the Python package from which roles and filters derive what lands on a node or in the cluster.
+PACKAGE_PARTS = (
+    "fleet",
+    "stack",
+    "kube",
+    "prewarm",
+    "registry_site",
+    "inventory.py",
+    "roles.py",
+    "agent/brake.py",
+    "scheduler/monitoring.py",
+)
 SKIPPED_SUFFIXES = (".pyc", ".md", ".retry")
 # Variables that ansible makes itself, or that change from run to run.
 MAGIC = {
@@ -116,7 +126,7 @@ def collection_digest(cache: Path) -> str:
     folders = [COLLECTION / folder for folder in FOLDERS]
     spec = importlib.util.find_spec("myriad")
     if spec is not None and spec.origin:
-        folders.extend(Path(spec.origin).parent / folder for folder in PACKAGE_FOLDERS)
+        folders.extend(Path(spec.origin).parent / part for part in PACKAGE_PARTS)
     digest = hashlib.sha256()
     for folder in folders:
         for path in _files(folder):
@@ -128,7 +138,7 @@ def collection_digest(cache: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = []
+    found = [folder]
     for directory, folders, names in os.walk(folder, followlinks=False):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
         found.extend(Path(directory) / name for name in sorted(names) if not name.endswith(SKIPPED_SUFFIXES))

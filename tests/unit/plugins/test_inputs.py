@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
 from ansible.parsing.vault import EncryptedString
+
+import myriad
 
 
 @pytest.fixture
@@ -67,6 +70,41 @@ def test_a_changed_template_of_a_role_counts_and_the_answer_is_shared(inputs, tm
     template.write_text("b")
     assert inputs.collection_digest(caches[0]) == first
     assert inputs.collection_digest(caches[2]) != first
+
+
+# What only says whether something is right, or how a failure reads, makes nothing that lands anywhere.
+SAY_ONLY = {"errors", "lint", "symptoms"}
+
+
+def test_all_that_filters_derive_from_counts(inputs):
+    """Else newer alert rules would not reach a cluster that was right with the older ones."""
+    package = Path(myriad.__file__).parent
+    plugins = Path(__file__).parents[3] / "plugins"
+    used = set()
+    for path in [*plugins.glob("filter/*.py"), *plugins.glob("lookup/*.py"), plugins / "plugin_utils/described.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("myriad."):
+                names = node.module.split(".")[1:]
+                folder = package.joinpath(*names)
+                used.add("/".join(names) + ("" if folder.is_dir() else ".py"))
+    missing = {
+        name
+        for name in used
+        if name.split("/")[0].removesuffix(".py") not in SAY_ONLY
+        and not any(name == part or name.startswith(f"{part}/") for part in inputs.PACKAGE_PARTS)
+    }
+    assert missing == set()
+    assert [part for part in inputs.PACKAGE_PARTS if not (package / part).exists()] == []
+
+
+def test_a_file_of_the_package_counts_as_its_folders_do(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "COLLECTION", tmp_path)
+    monkeypatch.setattr(inputs, "PACKAGE_PARTS", ())
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    before = inputs.collection_digest(tmp_path / "one")
+    monkeypatch.setattr(inputs, "PACKAGE_PARTS", ("scheduler/monitoring.py",))
+    assert inputs.collection_digest(tmp_path / "two") != before
 
 
 def test_another_bundle_is_another_input(inputs, tmp_path):
