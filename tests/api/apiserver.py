@@ -21,7 +21,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -29,6 +29,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -144,6 +145,10 @@ class ControlPlane:
         """Apply objects server-side as admin."""
         text = "---\n".join(yaml.safe_dump(o) for o in objects)
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+
+    def wait_for_nodes(self, timeout_s: float = 60.0) -> None:
+        """Until all nodes are Ready."""
+        self.kubectl("wait", "--for=condition=Ready", "node", "--all", f"--timeout={timeout_s * PATIENCE:.0f}s")
 
     def kubeconfig_for(self, user: str) -> Path:
         """Credentials of another user; which exist is said at `control_plane(users=...)`."""
@@ -407,6 +412,22 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
     )
     (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return folder / "tls.key", folder / "tls.crt"
+
+
+def until(check: Callable[[], Any], what: str = "", *, timeout_s: float = 30.0) -> Any:
+    """Poll until the check gives something true, and give that back; its last failure is the error."""
+    timeout_s *= PATIENCE
+    end = time.monotonic() + timeout_s
+    failure: Exception | None = None
+    while time.monotonic() < end:
+        try:
+            if found := check():
+                return found
+            failure = None
+        except (AssertionError, httpx.HTTPError) as error:
+            failure = error
+        time.sleep(0.2)
+    raise AssertionError(f"not within {timeout_s} s: {what or check.__doc__ or check}") from failure
 
 
 def _free_port() -> int:

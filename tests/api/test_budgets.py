@@ -16,10 +16,10 @@ from typing import Any
 
 import apiserver
 import pytest
-from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
+from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
+from extension import ACCOUNT, SYSTEM, Replica, attached, rendered, rights
 from test_jobs import IMAGE, MIRROR, NORMAL, myriad
 from test_jobs import rights as member_rights
-from test_steering import ACCOUNT, Replica, attached, rendered, rights, until
 
 from myriad.kube.client import Api, ApiError, connect
 from myriad.kube.kinds import CONFIG_MAPS, JOBS, LOCAL_QUEUES, PODS, WORKLOADS
@@ -53,7 +53,6 @@ def zone_with_midnight_in(folder: Path, name: str, seconds: int) -> None:
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with apiserver.control_plane(tmp_path_factory.mktemp("budgets") / "plane", users=[ACCOUNT, MEMBER]) as running:
-        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
         nodes = [fake_node(f"g{i}", ("hall1", "b1", f"r{i // 2}"), gpus=GPUS) for i in range(8)]
         teams = {
             "vision": {"gpu_hours": {"h100": {"budget": 1, "period": "day"}}},
@@ -72,9 +71,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         queues = [o for team in teams for o in queue_objects(gpus=4 * GPUS, team=team)]
         guard = [o for o in rendered() if o["kind"].startswith("ValidatingAdmission")]
         assert [o["kind"] for o in guard] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
-        running.apply([system, *nodes, *queues, NORMAL, MIRROR, check_object(), *rights(), *guard, rules])
+        running.apply([SYSTEM, *nodes, *queues, NORMAL, MIRROR, check_object(), *rights(), *guard, rules])
         running.apply([*member_rights(), *may_make_config_maps()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        running.wait_for_nodes()
         yield running
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import apiserver
 import httpx
 import pytest
-from apiserver import PATIENCE, ControlPlane, check_object, fake_node, queue_objects
-from test_steering import (
+from apiserver import PATIENCE, ControlPlane, check_object, fake_node, queue_objects, until
+from extension import (
     ACCOUNT,
     ROOT,
+    SYSTEM,
     Replica,
     admitted,
     attached,
@@ -32,7 +33,6 @@ from test_steering import (
     rendered,
     rights,
     submit,
-    until,
 )
 
 from myriad.kube.client import Api, connect
@@ -52,9 +52,8 @@ pytestmark = [apiserver.AT_HAND, pytest.mark.slow]
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with apiserver.control_plane(tmp_path_factory.mktemp("deadman") / "plane", users=[ACCOUNT, DEAD_MAN]) as running:
         nodes = [fake_node(f"g{r}{i}", ("hall1", "b1", f"r{r}")) for r in range(2) for i in range(4)]
-        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-        running.apply([system, *nodes, *queue_objects(gpus=64), check_object(), *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", f"--timeout={60 * PATIENCE:.0f}s")
+        running.apply([SYSTEM, *nodes, *queue_objects(gpus=64), check_object(), *rights()])
+        running.wait_for_nodes()
         yield running
 
 

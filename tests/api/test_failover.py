@@ -18,9 +18,9 @@ from typing import Any
 import apiserver
 import httpx
 import pytest
-from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects
+from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
 from bookings import Bookings, moment_of, watched
-from test_steering import ACCOUNT, Replica, attached, lease, rights, until
+from extension import ACCOUNT, SYSTEM, Replica, attached, lease, rights
 
 from myriad.kube.client import Api, connect
 from myriad.kube.kinds import JOBS, WORKLOADS
@@ -45,9 +45,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     work = tmp_path_factory.mktemp("failover") / "plane"
     with apiserver.control_plane(work, users=[ACCOUNT], run_s=3.0) as running:
         nodes = [fake_node(f"g{i:02}", ("hall1", f"b{i // 12}", f"r{i // 6}")) for i in range(NODES_TOTAL)]
-        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-        running.apply([system, *nodes, *queue_objects(gpus=NODES_TOTAL * 8), check_object(), *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", f"--timeout={60 * PATIENCE:.0f}s")
+        running.apply([SYSTEM, *nodes, *queue_objects(gpus=NODES_TOTAL * 8), check_object(), *rights()])
+        running.wait_for_nodes()
         yield running
 
 

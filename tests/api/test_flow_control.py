@@ -12,8 +12,8 @@ from typing import Any
 import apiserver
 import httpx
 import pytest
-from apiserver import ControlPlane
-from test_steering import ACCOUNT, rendered, until
+from apiserver import ControlPlane, until
+from extension import ACCOUNT, rendered
 
 pytestmark = [apiserver.AT_HAND]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import apiserver
 import pytest
-from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects
+from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects, until
 from bookings import Bookings, moment_of, watched
+from extension import ACCOUNT, SYSTEM, Replica, rights
 from kubelets import ENDS_AFTER
-from test_steering import ACCOUNT, Replica, rights, until
 
 from myriad.kube.client import Api, connect
 from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, WORKLOADS
@@ -62,9 +62,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
             }
             for name, value in (("normal", 500), ("urgent", 1000))
         ]
-        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-        running.apply([system, *nodes, *queues, *classes, check_object(), *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", f"--timeout={90 * PATIENCE:.0f}s")
+        running.apply([SYSTEM, *nodes, *queues, *classes, check_object(), *rights()])
+        running.wait_for_nodes(90)
         Replica(running, "ext-pairs")
         yield running
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import apiserver
 import pytest
 import yaml
-from apiserver import ControlPlane, fake_node, queue_objects
+from apiserver import ControlPlane, fake_node, queue_objects, until
 from typer.testing import CliRunner
 
 from myriad.cli import build_app
@@ -81,7 +80,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with apiserver.control_plane(tmp_path_factory.mktemp("jobs") / "plane", users=["alice"]) as running:
         nodes = [fake_node(f"g{i}", ("hall1", "b1", f"r{i // 2}")) for i in range(4)]
         running.apply([*nodes, *queue_objects(gpus=24), NORMAL, MIRROR, *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        running.wait_for_nodes()
         yield running
 
 
@@ -102,16 +101,6 @@ def new(plane: ControlPlane, name: str, *options: str, form: str = "batch") -> s
     code, text = myriad(plane, *arguments, *options)
     assert code == 0, text
     return text
-
-
-def until(check: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within 20 s: {what}")
 
 
 def workload(api: Api, job: str) -> Json | None:

@@ -17,10 +17,10 @@ from typing import Any
 
 import apiserver
 import pytest
-from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
+from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
+from extension import ACCOUNT, SYSTEM, Replica, rights
 from kubelets import ENDS_AFTER
 from receiver import Lag, Receiver
-from test_steering import ACCOUNT, Replica, rights, until
 
 from myriad.kube.client import Api
 from myriad.kube.kinds import EVENTS, JOBS, PODS, WORKLOADS
@@ -123,8 +123,7 @@ def receiver() -> Iterator[Receiver]:
 def plane(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[ControlPlane]:
     with apiserver.control_plane(tmp_path_factory.mktemp("notices") / "plane", users=[ACCOUNT]) as running:
         nodes = [fake_node(f"g{i}", ("hall1", "b1", f"r{i // 2}")) for i in range(4)]
-        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-        running.apply([system, *nodes, *team("vision", gpus=16), *team("speech", gpus=16), *priorities()])
+        running.apply([SYSTEM, *nodes, *team("vision", gpus=16), *team("speech", gpus=16), *priorities()])
         address = json.dumps({"url": receiver.url, "key": KEY.decode()})
         running.apply([check_object(), *rights(), secret("oncall", webhook=address)])
         running.apply(
@@ -137,7 +136,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Itera
                 )
             ]
         )
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        running.wait_for_nodes()
         yield running
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import apiserver
 import pytest
 import yaml
-from apiserver import ControlPlane
+from apiserver import ControlPlane, until
 
 from myriad.agent.collect.assemble import collectors
 from myriad.agent.collect.source import Recorded
@@ -165,13 +165,6 @@ def agent(plane: ControlPlane, admin: Api, machine: Machine) -> Iterator[Agent]:
     agent.changed.set()
     thread.join(10)
     api.close()
-
-
-def until(check: Callable[[], bool], what: str, *, within_s: float = 20.0) -> None:
-    end = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
 
 
 def is_complete(admin: Api) -> bool:

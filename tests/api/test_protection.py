@@ -11,8 +11,8 @@ from typing import Any
 
 import apiserver
 import pytest
-from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects
-from test_steering import ACCOUNT, Replica, attached, rights, until
+from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
+from extension import ACCOUNT, SYSTEM, Replica, attached, rights
 
 from myriad.kube.client import Api, connect
 from myriad.kube.kinds import NODES, WORKLOADS
@@ -41,9 +41,8 @@ def plane(tmp_path: Any) -> Iterator[ControlPlane]:
             "metadata": {"name": "myriad-policy", "namespace": "myriad-system"},
             "data": {"policy.json": json.dumps(policy)},
         }
-        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-        running.apply([system, *nodes, *queue_objects(gpus=64), check_object(), *rights(), rules])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        running.apply([SYSTEM, *nodes, *queue_objects(gpus=64), check_object(), *rights(), rules])
+        running.wait_for_nodes()
         yield running
 
 

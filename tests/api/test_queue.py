@@ -6,15 +6,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import apiserver
 import pytest
-from apiserver import ControlPlane, fake_node, gang_job, queue_objects
+from apiserver import ControlPlane, fake_node, gang_job, queue_objects, until
 from prometheus_client import CollectorRegistry
 
 from myriad.cli._cluster import read_cluster
@@ -31,16 +30,6 @@ MEMBER = "ann"
 LIMIT_S = 5400
 
 pytestmark = [apiserver.AT_HAND]
-
-
-def until(check: Callable[[], Any], *, what: str, timeout_s: float = 30.0) -> Any:
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {timeout_s} s: {what}")
 
 
 def member_rights() -> list[Json]:

@@ -12,109 +12,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import apiserver
 import httpx
 import pytest
-import yaml
-from apiserver import PATIENCE, ControlPlane, check_object, fake_node, gang_job, queue_objects
-from jinja2 import Environment, FileSystemLoader
+from apiserver import ControlPlane, check_object, fake_node, queue_objects, until
+from extension import ACCOUNT, ROOT, SYSTEM, Replica, admitted, attached, delete_job, look, rights, submit
 
 from myriad.kube.client import Api
-from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, LEASES, NODES, PODS, WORKLOADS
-from myriad.scheduler.objects import WorkloadView, workload_view
+from myriad.kube.kinds import JOBS, LEASES, NODES, PODS, WORKLOADS
+from myriad.scheduler.objects import WorkloadView
 
 Json = dict[str, Any]
 
-ROOT = Path(__file__).resolve().parents[2]
-ACCOUNT = "system:serviceaccount:myriad-system:myriad-scheduler"
 RACK = "myriad.dev/rack"
 
 pytestmark = [
     apiserver.AT_HAND,
 ]
-
-
-def until(check: Callable[[], Any], *, timeout_s: float = 30.0, what: str = "") -> Any:
-    """Poll until the check gives something true, and give that back; its last failure is the error."""
-    timeout_s *= PATIENCE
-    end = time.monotonic() + timeout_s
-    failure: Exception | None = None
-    while time.monotonic() < end:
-        try:
-            found = check()
-            if found:
-                return found
-            failure = None
-        except (AssertionError, httpx.HTTPError) as error:
-            failure = error
-        time.sleep(0.2)
-    raise AssertionError(f"not within {timeout_s} s: {what or check.__doc__ or check}") from failure
-
-
-def rendered(**inputs: Any) -> list[Json]:
-    """What the role renders; `inputs` without their prefix scheduler_extension_."""
-    environment = Environment(loader=FileSystemLoader(ROOT / "roles/scheduler_extension/templates"), autoescape=False)  # noqa: S701 - YAML, no page
-    environment.filters["to_nice_yaml"] = lambda value: yaml.safe_dump(value)
-    environment.filters["dict2items"] = lambda value, key_name="key": [
-        {key_name: k, "value": v} for k, v in value.items()
-    ]
-    environment.filters["combine"] = lambda a, b: {**a, **b}
-    given = yaml.safe_load((ROOT / "roles/scheduler_extension/defaults/main.yml").read_text())
-    given |= {"scheduler_extension_image": f"registry.invalid/x@sha256:{'0' * 64}"}
-    given |= {f"scheduler_extension_{name}": value for name, value in inputs.items()}
-    return [o for o in yaml.safe_load_all(environment.get_template("objects.yaml.j2").render(given)) if o]
-
-
-def rights() -> list[Json]:
-    """The RBAC objects exactly as the role renders them."""
-    return [o for o in rendered() if "Role" in o["kind"] or o["kind"] == "ServiceAccount"]
-
-
-def lease(duration_s: float, deadline_s: float, retry_s: float) -> dict[str, str]:
-    """Settings of the leader election."""
-    values = {"LEASE_DURATION_S": duration_s, "RENEW_DEADLINE_S": deadline_s, "RETRY_PERIOD_S": retry_s}
-    return {f"MYRIAD_SCHEDULER_{name}": str(value * PATIENCE) for name, value in values.items()}
-
-
-class Replica:
-    """One process of the extension, with the rights of its service account; `settings` are variables of its own."""
-
-    def __init__(self, plane: ControlPlane, name: str, settings: dict[str, str] | None = None) -> None:
-        self.name = name
-        self.port = apiserver._free_port()
-        self.log = plane.work / "logs" / f"{name}.log"
-        self._plane = plane
-        environment = {
-            "PYTHONPATH": str(ROOT / "src"),
-            "KUBECONFIG": str(plane.kubeconfig_for(ACCOUNT)),
-            "POD_NAME": name,
-            "MYRIAD_SCHEDULER_PORT": str(self.port),
-            "MYRIAD_SCHEDULER_AUTH": "off",
-            "MYRIAD_SCHEDULER_DECISIONS": str(plane.work / f"{name}.jsonl"),
-            "MYRIAD_SCHEDULER_NUDGE_INTERVAL_S": "3",
-            # Long enough for a busy machine: a leader that loses the Lease stops, and its tests wait in vain.
-            **lease(15, 12, 1),
-            **(settings or {}),
-        }
-        plane.start(name, [sys.executable, "-m", "myriad.scheduler"], environment)
-
-    def get(self, path: str) -> Any:
-        answer = httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=10)
-        answer.raise_for_status()
-        return answer.json()
-
-    def leads(self) -> bool:
-        return bool(self.get("/v1/status")["extension"]["this_replica_leads"])
-
-    def records(self, job: str, event: str) -> list[Json]:
-        return [r for r in self.get(f"/v1/decisions?job=vision/{job}") if r["event"] == event]
-
-    def stop(self, *, kill: bool = False) -> None:
-        self._plane.stop(self.name, kill=kill)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +40,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         nodes = [
             fake_node(f"g{b}{r}{i}", ("hall1", f"b{b}", f"r{r}")) for b in range(2) for r in range(4) for i in range(8)
         ]
-        system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-        running.apply([system, *nodes, *queue_objects(gpus=32), check_object(), *rights()])
-        running.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+        running.apply([SYSTEM, *nodes, *queue_objects(gpus=32), check_object(), *rights()])
+        running.wait_for_nodes()
         yield running
 
 
@@ -149,35 +65,6 @@ def empty(api: Api) -> Iterator[None]:
     for pod in api.list(PODS, namespace="default")[0]:
         api.delete(PODS, pod["metadata"]["name"], namespace="default")
     until(lambda: not api.list(WORKLOADS, namespace="vision")[0] and not api.list(PODS)[0], what="everything is gone")
-
-
-def attached(api: Api) -> bool:
-    spec = api.get(CLUSTER_QUEUES, "vision-h100")["spec"]
-    return [c["name"] for c in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or []] == ["myriad"]
-
-
-def delete_job(api: Api, name: str) -> None:
-    api.delete(JOBS, name, namespace="vision")
-
-
-def submit(plane: ControlPlane, name: str, *, pods: int = 4, gpus: int = 8, **spec: Any) -> None:
-    plane.apply([gang_job(name, pods=pods, gpus=gpus, **spec)])
-
-
-def look(api: Api, job: str) -> WorkloadView | None:
-    for body in api.list(WORKLOADS, namespace="vision")[0]:
-        view = workload_view(body, check_name="myriad")
-        if view.gang.name == job:
-            return view
-    return None
-
-
-def admitted(api: Api, job: str) -> WorkloadView:
-    def check() -> WorkloadView | None:
-        view = look(api, job)
-        return view if view is not None and view.admitted else None
-
-    return until(check, what=f"{job} is admitted")  # type: ignore[no-any-return]
 
 
 def steered(api: Api, job: str) -> WorkloadView:

@@ -10,14 +10,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import apiserver
 import pytest
-from apiserver import ControlPlane, fake_node, gang_job, queue_objects
+from apiserver import ControlPlane, fake_node, gang_job, queue_objects, until
 from prometheus_client import CollectorRegistry
 
 from myriad.kube.client import Api, connect
@@ -140,15 +139,6 @@ def myriad(plane: ControlPlane, *arguments: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def until(check: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if found := check():
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {timeout_s} s")
 
 
 def ask(api: Api, cache: Cache, name: str) -> Answer:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "api"))
 
 import apiserver  # noqa: E402
-import test_steering as steering  # noqa: E402
+import extension  # noqa: E402
 
 from myriad.bench.scheduling import kwok  # noqa: E402
 from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
@@ -65,7 +65,7 @@ def cluster(site: Site, program: Path, *, qps: int, bodies: Sequence[Json]) -> I
     """
     with (
         tempfile.TemporaryDirectory(prefix="myriad-bench-") as folder,
-        apiserver.control_plane(Path(folder) / "plane", users=[steering.ACCOUNT], kubelets=False, qps=qps) as plane,
+        apiserver.control_plane(Path(folder) / "plane", users=[extension.ACCOUNT], kubelets=False, qps=qps) as plane,
     ):
         api = connect(plane.kubeconfig)
         try:
@@ -160,7 +160,7 @@ def without_topology(bodies: Sequence[Json]) -> list[Json]:
 def extension_objects() -> list[Json]:
     """What the extension needs to be there: its namespace, rights and check."""
     system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "myriad-system"}}
-    return [system, apiserver.check_object(), *steering.rights()]
+    return [system, apiserver.check_object(), *extension.rights()]
 
 
 def start_extension(plane: Any, api: Api, *, timeout_s: float = 600.0) -> str:
@@ -170,7 +170,7 @@ def start_extension(plane: Any, api: Api, *, timeout_s: float = 600.0) -> str:
     records = Path(tempfile.mkdtemp(prefix="records-", dir=plane.work))
     environment = {
         "PYTHONPATH": str(ROOT / "src"),
-        "KUBECONFIG": str(plane.kubeconfig_for(steering.ACCOUNT)),
+        "KUBECONFIG": str(plane.kubeconfig_for(extension.ACCOUNT)),
         "POD_NAME": "bench",
         "MYRIAD_SCHEDULER_PORT": str(port),
         "MYRIAD_SCHEDULER_AUTH": "off",
