@@ -19,13 +19,12 @@ Json = dict[str, Any]
 
 
 def until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Poll until the check gives something true."""
+    """Poll until the check gives something true, and give that back."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        found = check()
-        if found:
+        if found := check():
             return found
-        time.sleep(0.2)
+        time.sleep(0.5)
     raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
 
 

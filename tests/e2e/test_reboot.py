@@ -6,30 +6,18 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .conftest import CLONE, Lab, PlaybookRun, environment, playbook_command
+from .followed import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.engine]
 
 MYRIAD = str(Path(sys.executable).with_name("myriad"))
 MARKS = ("myriad.dev/cordon-owner", "myriad.dev/reboot")
-
-
-def until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Poll until the check gives something true."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        found = check()
-        if found:
-            return found
-        time.sleep(1)
-    raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
 
 
 def node(lab: Lab, name: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +26,7 @@ from myriad.lab.switches import switches_down, switches_up
 from myriad.lab.topology import read_nodes
 
 from .conftest import CLONE, LAB, Lab, environment
+from .followed import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -38,16 +38,6 @@ PLAYBOOK = """
   vars_files: [{clone}/playbooks/vars/stack.yml]
   roles: [myriad.gpu.fabric]
 """
-
-
-def until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    end = time.monotonic() + timeout_s
-    while True:
-        found = check()
-        if found:
-            return found
-        assert time.monotonic() < end, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(1)
 
 
 @pytest.fixture(scope="module")

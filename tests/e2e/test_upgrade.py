@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from myriad.stack.lock import load_lock
 from myriad.stack.settings import read_settings
 
 from .conftest import CLONE, Lab, PlaybookRun
+from .followed import until
 
 Json = dict[str, Any]
 pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.engine]
@@ -43,17 +43,6 @@ WEB: Json = {
                                  "command": ["python3", "-c", "import time; time.sleep(3600)"],
                                  "resources": {"requests": {"cpu": "10m"}}}]}}},
 }  # fmt: skip
-
-
-def until(check: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Poll until the check gives something true."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        found = check()
-        if found:
-            return found
-        time.sleep(0.5)
-    raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
 
 
 def kubelets(lab: Lab) -> dict[str, str]:
