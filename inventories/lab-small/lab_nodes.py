@@ -1,0 +1,1 @@
+../lab/lab_nodes.py
