@@ -16,7 +16,6 @@ error: its figures would mean nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from myriad.bench.lines import emit
 from myriad.errors import MyriadError
 from myriad.lab.simulated import site as simulated
 from myriad.runs import RunResult, parse, result_of
@@ -56,11 +56,6 @@ class Cost:
 
 class WrongRunError(MyriadError):
     """A run did something else than what is measured."""
-
-
-def emit(**values: Any) -> None:
-    """One JSON line on standard output, at once."""
-    print(json.dumps(values), flush=True)
 
 
 def _family(pid: int) -> Iterator[int]:

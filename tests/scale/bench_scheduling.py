@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from myriad.bench.lines import emit
 from myriad.bench.scheduling import kwok
 from myriad.bench.scheduling.jobs import TEAMS, BenchJob, Draw, draw
 from myriad.bench.scheduling.judge import TIERS, Site, Stay, free_after, interval, site_of, tiers_used
@@ -42,7 +43,6 @@ from tests.scale.cluster import (
     apiserver,
     cluster,
     create,
-    emit,
     empty,
     end_when_told,
     extension_objects,

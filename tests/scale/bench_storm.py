@@ -28,6 +28,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from myriad.bench.lines import emit
 from myriad.bench.scheduling import kwok
 from myriad.bench.scheduling.judge import Site, site_of
 from myriad.errors import MyriadError
@@ -39,7 +40,6 @@ from tests.scale.cluster import (
     apiserver,
     cluster,
     create,
-    emit,
     end_when_told,
     extension_objects,
     in_parallel,

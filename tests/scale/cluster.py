@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import signal
 import sys
@@ -41,11 +40,6 @@ ATTEMPTS = 5
 def say(text: str) -> None:
     """Progress, apart from the figures."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def emit(**line: Any) -> None:
-    """One figure."""
-    print(json.dumps(line), flush=True)
 
 
 def end_when_told() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import heapq
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from myriad.bench.lines import emit
 from myriad.errors import InputError
 from myriad.scheduler.eta.calibration import Calibration, Judged
 from myriad.scheduler.eta.estimate import History, estimate
@@ -457,9 +457,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         month = make_month(options.trace, seed=seed, load=options.load, days=options.days)
         found = run_month(month, until_s=options.days * DAY_S, futures=options.futures, progress=options.progress)
-        line = {"bench": "eta", "seed": seed, "load": options.load, "days": options.days, **found}
-        sys.stdout.write(json.dumps({**line, "took_s": round(time.perf_counter() - began, 1)}) + "\n")
-        sys.stdout.flush()
+        took_s = round(time.perf_counter() - began, 1)
+        emit(bench="eta", seed=seed, load=options.load, days=options.days, **found, took_s=took_s)
     return 0
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from myriad.bench.image_node import Node, serving
+from myriad.bench.lines import emit
 from myriad.errors import InputError, MyriadError
 from myriad.images.context import BuildContext, BuildEvent
 from myriad.images.definition import File
@@ -52,11 +53,6 @@ from myriad.stack.settings import cache_root
 from myriad.stack.store import Store, link_or_copy
 
 PARTS = ("build", "docker", "pull")
-
-
-def emit(**values: Any) -> None:
-    """One JSON line on standard output, at once."""
-    print(json.dumps(values), flush=True)
 
 
 def say(text: str) -> None:

@@ -18,10 +18,10 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from myriad.bench.lines import emit
 from myriad.bench.page_serve import Served, record, serve
 from myriad.bench.page_world import fill, node
 from myriad.errors import MyriadError
@@ -54,11 +54,6 @@ _FRAME = """async ([what, id, text]) => {
   await new Promise((next) => requestAnimationFrame(() => setTimeout(next, 0)));
   return performance.now() - begun;
 }"""
-
-
-def emit(**figures: Any) -> None:
-    """One JSON line."""
-    print(json.dumps(figures), flush=True)
 
 
 def _rss_mb() -> float:

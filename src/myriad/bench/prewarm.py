@@ -6,12 +6,11 @@ that starts nowhere. The last number says how long playing it through took.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from myriad.bench.lines import emit
 from myriad.prewarm.limits import Limits
 from myriad.prewarm.simulate import STRATEGIES, Scene, bad_nodes, grid, simulate
 
@@ -44,8 +43,7 @@ def lines(sizes: tuple[int, ...] = SIZES) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Print them as they come."""
     for line in lines():
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        emit(**line)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from myriad.bench.lines import emit
 from myriad.scheduler.model import TopologyRequest
 from myriad.scheduler.policy import ProtectionPolicy
 from myriad.sim import Distribution, SimConfig, SimJob, TeamQuota, Trace, simulate
@@ -158,7 +159,7 @@ def main() -> None:
     folder = os.environ.get("MYRIAD_OPENB")
     distribution = Distribution.read(Path(folder) / "pods.csv") if folder else Distribution()
     for seed in range(1, options.seeds + 1):
-        print(json.dumps(play(options, seed, distribution)), flush=True)
+        emit(**play(options, seed, distribution))
 
 
 if __name__ == "__main__":
