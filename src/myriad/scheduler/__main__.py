@@ -93,7 +93,7 @@ class Extension:
             book, may_act, stop = self.evictions, self._may_act, self.stop
             telling.append(noticing(surroundings, book, may_act=may_act, stop=stop, eta=estimates.of_evicted))
             telling.append(tending(surroundings, book, may_act=may_act, stop=stop))
-        self._workers = (
+        self._workers: tuple[Observing | Accounting, ...] = (
             Observing(watchers, cache=self.cache, may_act=self._may_act, stop=self.stop),
             *telling,
             Observing([estimates], cache=self.cache, may_act=self._may_act, stop=self.stop),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,7 +95,7 @@ class Settings:
             "namespace": env.get("POD_NAMESPACE") or "myriad-system",
             "identity": env.get("POD_NAME") or socket.gethostname(),
         }
-        readers = {"int": int, "float": float, "str": str, "Path": Path, "bool": _flag}
+        readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "Path": Path, "bool": _flag}
         for field in fields(cls):
             name = _PREFIX + field.name.upper()
             if name in env:

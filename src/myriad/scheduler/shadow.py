@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from myriad.kube.client import Api, ApiError, Json
@@ -118,17 +119,14 @@ class Withdrawing:
         for node in self._cache.listing(NODES):
             changes = operations(node, None) if mark_of(node) is not None else []
             if changes:
-                self._patch("node", node, lambda n=node, c=changes: self._api.patch(NODES, _name(n), c, kind="json"))
+                self._patch("node", node, partial(self._api.patch, NODES, _name(node), changes, kind="json"))
         for kind, change_of in ((LOCAL_QUEUES, queue_change), (WORKLOADS, workload_change)):
             for held in self._cache.listing(kind):
                 change = change_of(held, None) if hold_of(held) is not None else None
                 if change is not None:
                     namespace = held["metadata"]["namespace"]
-                    self._patch(
-                        kind.kind,
-                        held,
-                        lambda k=kind, h=held, c=change, n=namespace: self._api.patch(k, _name(h), c, namespace=n),
-                    )
+                    call = partial(self._api.patch, kind, _name(held), change, namespace=namespace)
+                    self._patch(kind.kind, held, call)
         self._shields.step()
 
     def _patch(self, what: str, obj: Json, call: Callable[[], object]) -> None:

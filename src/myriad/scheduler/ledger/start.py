@@ -18,7 +18,7 @@ from myriad.scheduler.ledger.keeper import Keeper
 from myriad.scheduler.ledger.recorder import Recorder
 from myriad.scheduler.ledger.store import Written
 from myriad.scheduler.notices.gather import checkpoint_of, pods_of, read_job
-from myriad.scheduler.observers import Observing, Surroundings
+from myriad.scheduler.observers import Observer, Observing, Surroundings
 from myriad.scheduler.settings import Settings
 
 Json = dict[str, Any]
@@ -81,7 +81,7 @@ class Accounting:
             api=parts.api, store=self.ledger.store, policy=cache.policy, namespace=settings.namespace
         )
         # In shadow GPU-hours are counted, and nothing is held for them.
-        observers = [self.recorder, correcting, *([] if settings.shadow else [self.keeper])]
+        observers: list[Observer] = [self.recorder, correcting, *([] if settings.shadow else [self.keeper])]
         self.observing = Observing(observers, cache=cache, may_act=may_act, stop=stop)
         cache.listeners.append(self.recorder.heard)
 
