@@ -484,7 +484,8 @@ def drain(
             raise blocked(foreseen.blockers, nodes)
         closed = cordon(api, nodes, by=options.by, reason=options.reason)
         if farewell is not None:
-            farewell.tell(pod for name in nodes for pod in foreseen.pods[name])
+            # Listed anew: asking takes a while, and what came before the cordon is evicted too.
+            farewell.tell(pod for pod in pods_on(api, nodes)[0] if pod.must_go)
         _evict_all(api, nodes, options, sleep, clock, say)
         return foreseen, closed
     except BaseException:

@@ -8,7 +8,7 @@ import pytest
 
 from myriad.kube.client import ApiError
 from myriad.kube.drain import DrainError, DrainOptions, PodView, drain
-from myriad.kube.kinds import JOBS, NODES
+from myriad.kube.kinds import JOBS, NODES, PODS
 from myriad.scheduler.notices.announce import MAY_LEAVE, JobChangedError, planned_of
 from myriad.scheduler.notices.farewell import Farewell
 
@@ -136,8 +136,6 @@ def test_nothing_is_drained_while_nodes_fell_silent_together(cluster: Cluster) -
 
 
 def test_a_drain_closes_tells_waits_and_only_then_evicts(cluster: Cluster, make: Any) -> None:
-    from myriad.kube.kinds import PODS
-
     labels = {"batch.kubernetes.io/job-name": "clip"}
     cluster.api.put(PODS, make.pod("clip-0", "clip", node="g1", labels=labels))
     seen: list[tuple[bool, list[str]]] = []
@@ -153,6 +151,23 @@ def test_a_drain_closes_tells_waits_and_only_then_evicts(cluster: Cluster, make:
     )  # fmt: skip
     assert seen[0] == (True, []) and cluster.evicted == ["clip-0"]
     assert cluster.waited >= 10 and planned_of(cluster.job()) is None
+
+
+def test_a_job_that_came_while_the_drain_was_prepared_is_told_too(cluster: Cluster, make: Any) -> None:
+    evict, labels = cluster.api.evict, {"batch.kubernetes.io/job-name": "clip"}
+    other = {**labels, "batch.kubernetes.io/job-name": "old"}
+    cluster.api.put(PODS, make.pod("old-0", "old", node="g1", labels=other))
+
+    def asked(name: str, **options: Any) -> None:
+        if options.get("dry_run"):
+            # The scheduler was quicker than the cordon.
+            cluster.api.put(PODS, make.pod("clip-0", "clip", node="g1", labels=labels))
+        evict(name, **options)
+
+    cluster.api.evict = asked
+    drain(cluster.api, ["g1"], DrainOptions(by="reboot"), sleep=cluster.sleep, farewell=cluster.farewell())
+    assert sorted(cluster.evicted) == ["clip-0", "old-0"]
+    assert len(cluster.told) == 1 and "reboot of g1" in cluster.told[0]
 
 
 def test_a_drain_that_is_refused_touches_nothing(cluster: Cluster) -> None:
