@@ -106,3 +106,14 @@ def test_whoever_is_deactivated_gets_none(site: Any, make: Any) -> None:
     site.notices.step()
     (note,) = site.courier.notes
     assert "eta_s" not in note.body["eviction"] and "It does not go back to the queue" in note.text
+
+
+def test_jobs_that_are_gone_are_remembered_by_their_history_alone(site: Any, make: Any) -> None:
+    """The extension runs for months, and a site has thousands of jobs a day."""
+    site.eta.step()
+    assert "uid-old" in site.eta._came
+    site.drop(WORKLOADS, "vision/job-old")
+    site.wait(61)
+    site.eta.step()
+    assert "uid-old" not in site.eta._came | site.eta._ended
+    assert [run.uid for run in site.eta.history.submitted] == ["uid-old"]

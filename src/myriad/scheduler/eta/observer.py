@@ -170,6 +170,9 @@ class Estimating:
             elif uid not in self._came:
                 self.history.submit(run)
             self._came.add(uid)
+        # Of Workloads that are gone nothing is asked any more, and a site has thousands a day.
+        self._ended &= views.keys()
+        self._came &= views.keys()
         self.history.forget_before(now - KEEP_S)
         self.calibration.forget_before(now - WINDOW_S)
 
