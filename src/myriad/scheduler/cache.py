@@ -33,6 +33,7 @@ from myriad.kube.kinds import (
     Resource,
 )
 from myriad.kube.watch import Watch
+from myriad.scheduler.attach import flavors_of
 from myriad.scheduler.model import DEFAULT_LEVELS, POOL_LABEL, Gang, NodeInfo, PodUse, is_gpu_resource
 from myriad.scheduler.objects import (
     PODSET_LABEL,
@@ -192,8 +193,8 @@ class Cache:
             self._upsert_node(node_info(obj, self._levels))
         elif kind == WORKLOADS.plural:
             self._set_view(key, workload_view(obj, check_name=self.check_name))
-        elif kind == TOPOLOGIES.plural and key == TOPOLOGY:
-            self._set_levels(levels_of(obj) or DEFAULT_LEVELS)
+        elif kind == TOPOLOGIES.plural:
+            self._set_levels()
         elif kind == CONFIG_MAPS.plural and key == f"{POLICY_NAMESPACE}/{POLICY}":
             self._policy = SitePolicy.of_config_map(obj)
 
@@ -210,6 +211,8 @@ class Cache:
             self._stale = True
         elif kind == WORKLOADS.plural:
             self._set_view(key, None)
+        elif kind == TOPOLOGIES.plural:
+            self._set_levels()
         elif kind == CONFIG_MAPS.plural and key == f"{POLICY_NAMESPACE}/{POLICY}":
             self._policy = SitePolicy()
 
@@ -227,7 +230,10 @@ class Cache:
                 self._keys_of[uid][key] = None
         self._reserve(key)
 
-    def _set_levels(self, levels: tuple[str, ...]) -> None:
+    def _set_levels(self) -> None:
+        # On a cluster that Myriad did not make there may be another topology: the first one tells where nodes stand.
+        known = self.objects[TOPOLOGIES.plural]
+        levels = levels_of(known.get(TOPOLOGY) or known.get(min(known, default=""))) or DEFAULT_LEVELS
         if levels != self._levels:
             self._levels = levels
             for name, node in self.objects[NODES.plural].items():
@@ -542,12 +548,20 @@ class Cache:
         if queue:
             labels = queue["metadata"].get("labels") or {}
         namespace = self.objects[NAMESPACES.plural].get(view.gang.namespace)
-        flavor = self.objects[RESOURCE_FLAVORS.plural].get(pool := labels.get(POOL_LABEL, ""))
-        tolerations = tuple(toleration(t) for t in ((flavor or {}).get("spec") or {}).get("tolerations") or [])
+        pool = labels.get(POOL_LABEL, "")
+        named = [pool] if pool or not queue else flavors_of(queue)
+        flavor = self.objects[RESOURCE_FLAVORS.plural].get(named[0]) if len(named) == 1 else None
+        spec = (flavor or {}).get("spec") or {}
+        tolerations = tuple(toleration(t) for t in spec.get("tolerations") or [])
+        # A queue that Myriad did not make says by its only flavor which nodes it is for.
+        selector = {} if pool else dict(spec.get("nodeLabels") or {})
         podsets = view.gang.podsets
-        if tolerations:
-            # Kueue gives every pod of the flavor its tolerations, and TAS counts with them.
-            podsets = tuple(replace(p, tolerations=(*p.tolerations, *tolerations)) for p in podsets)
+        if tolerations or selector:
+            # Kueue gives every pod of the flavor its tolerations and labels, and TAS counts with them.
+            podsets = tuple(
+                replace(p, tolerations=(*p.tolerations, *tolerations), node_selector={**selector, **p.node_selector})
+                for p in podsets
+            )
         team = ((namespace or {}).get("metadata", {}).get("labels") or {}).get(TEAM_LABEL) or labels.get(TEAM_LABEL, "")
         gang: Gang = replace(view.gang, pool=pool, team=team, podsets=podsets)
         return replace(view, gang=gang)

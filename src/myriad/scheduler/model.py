@@ -99,6 +99,11 @@ def level_label(level: str) -> str:
     return level if "/" in level else LABEL_PREFIX + level
 
 
+def level_value(level: str, path: Sequence[str]) -> str:
+    """The value of that label in a place: Myriad's own carries the whole path, another tool's its own step."""
+    return path[-1] if "/" in level else ".".join(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Taint:
     """A taint of a node."""

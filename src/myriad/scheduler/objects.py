@@ -72,7 +72,8 @@ def location_of(labels: Mapping[str, str], levels: Sequence[str]) -> tuple[str, 
         value = labels.get(level_label(level))
         if not value:
             break
-        path.append(value.removeprefix(parent + ".") if parent else value)
+        # A label of another tool carries its own step, whatever that looks like.
+        path.append(value if "/" in level or not parent else value.removeprefix(parent + "."))
         parent = value
     return tuple(path)
 

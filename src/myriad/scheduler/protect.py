@@ -25,6 +25,7 @@ from myriad.scheduler.model import (
     Gang,
     Toleration,
     level_label,
+    level_value,
     place,
 )
 from myriad.scheduler.round import NO_PASSES, Passes
@@ -217,7 +218,7 @@ def _domain(snapshot: Snapshot, nodes: Iterable[str]) -> Mapping[str, str]:
     if tier == "node":
         path = path[: len(snapshot.levels)]
         tier = snapshot.levels[len(path) - 1] if path else "cluster"
-    return {} if tier == "cluster" else {level_label(tier): ".".join(path)}
+    return {} if tier == "cluster" else {level_label(tier): level_value(tier, path)}
 
 
 def sentence(protection: Protection, snapshot: Snapshot, *, now: float) -> str:

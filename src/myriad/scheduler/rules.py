@@ -19,7 +19,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from myriad.scheduler.model import HOSTNAME_LABEL, Gang, Plan, PodSet, PodSetPlacement, Toleration, level_label, place
+from myriad.scheduler.model import (
+    HOSTNAME_LABEL,
+    Gang,
+    Plan,
+    PodSet,
+    PodSetPlacement,
+    Toleration,
+    level_label,
+    level_value,
+    place,
+)
 from myriad.scheduler.objects import PodSetUpdate, WorkloadView
 
 
@@ -106,10 +116,11 @@ def _selector(podset: PodSet, placement: PodSetPlacement, levels: Sequence[str])
         path = path[:-1]
     if not path or placement.tier == "cluster":
         return {}
-    key = level_label(levels[len(path) - 1])
+    level = levels[len(path) - 1]
+    key = level_label(level)
     if HOSTNAME_LABEL in podset.node_selector or key in podset.node_selector:
         return {}
-    return {key: ".".join(path)}
+    return {key: level_value(level, path)}
 
 
 def with_updates(gang: Gang, updates: Sequence[PodSetUpdate]) -> Gang:

@@ -22,6 +22,8 @@ from myriad.kube.kinds import (
     LOCAL_QUEUES,
     NODES,
     PODS,
+    RESOURCE_FLAVORS,
+    TOPOLOGIES,
     WORKLOADS,
 )
 from myriad.scheduler.__main__ import Extension
@@ -138,6 +140,36 @@ def test_a_gang_that_never_fits_is_recorded_and_not_told(shadow: Any, make: Any)
     shadow.run(3)
     (record,) = shadow.records("refused")
     assert "16" in record.reason
+    assert nothing_was_written(shadow)
+
+
+def test_a_cluster_that_others_built_is_planned_by_its_own_labels(shadow: Any, make: Any) -> None:
+    """Neither pools nor levels of Myriad: another Topology, and a queue with one flavor. n0 to n3 are of its model."""
+    rack = "cloud.example.com/rack"
+    shadow.drop(TOPOLOGIES, "myriad")
+    levels = [{"nodeLabel": rack}, {"nodeLabel": "kubernetes.io/hostname"}]
+    shadow.put(TOPOLOGIES, {"metadata": {"name": "default"}, "spec": {"levels": levels}})
+    for i in range(8):
+        other = make.node(f"n{i}")
+        product = "H100" if i < 4 else "A100"
+        labels = {"kubernetes.io/hostname": f"n{i}", rack: f"r{i % 2}", "nvidia.com/gpu.product": product}
+        other["metadata"]["labels"] = labels
+        shadow.put(NODES, other)
+    queue = make.cluster_queue()
+    queue["metadata"]["labels"] = {}
+    shadow.put(CLUSTER_QUEUES, queue)
+    flavor = {"metadata": {"name": "h100"}, "spec": {"nodeLabels": {"nvidia.com/gpu.product": "H100"}}}
+    shadow.put(RESOURCE_FLAVORS, flavor)
+    for name, pods in (("a", 2), ("wide", 5)):
+        shadow.put(WORKLOADS, make.workload(name, pods=pods, state=None))
+    shadow.run(3)
+    # One record: the label's own value is what leads there, so the plan is kept.
+    (record,) = shadow.records("planned")
+    assert record.name == "a" and set(record.nodes) in ({"n0", "n2"}, {"n1", "n3"})
+    where = "r0" if "n0" in record.nodes else "r1"
+    assert record.extra["updates"] == [{"name": "main", "nodeSelector": {rack: where}}]
+    (refused,) = shadow.records("refused")
+    assert refused.name == "wide", "four nodes are of the flavor's model"
     assert nothing_was_written(shadow)
 
 
