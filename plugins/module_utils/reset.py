@@ -317,6 +317,11 @@ class Reset:
         if self.check:
             self.gone(path)
             return
+        left = mounts_below(real)
+        if left:
+            # Going on would delete what is mounted there: a volume of a pod, a disk of somebody else.
+            self.leftovers += [f"mount {mount}: it cannot be unmounted, so {path} was left as it is" for mount in left]
+            return
         if inside:
             if os.path.islink(real) or not os.path.isdir(real):
                 os.unlink(real)

@@ -160,6 +160,19 @@ def test_a_data_directory_that_cannot_go_is_a_leftover_and_the_record_stays(site
     assert json.loads((tmp_path / "state" / "demo.json").read_text())["data"]
 
 
+def test_what_is_mounted_in_a_data_directory_and_does_not_go_is_not_deleted(site, reset, plugin, tmp_path, monkeypatch):
+    """A pod's volume below the kubelet's directory, on a server that does not answer: its files are not the node's."""
+    module = plugin("module_utils.reset")
+    volume = str(tmp_path / "data" / "member")
+    asked = []
+    monkeypatch.setattr(module, "mounts_below", lambda path: [volume] if path == str(tmp_path / "data") else [])
+    monkeypatch.setattr(module, "unmount", asked.append)
+    result = reset()
+    assert asked == [volume] and (tmp_path / "data" / "member" / "wal").read_text() == "x"
+    assert any("cannot be unmounted" in words for words in result["leftovers"])
+    assert (tmp_path / "state" / "demo.json").exists(), "the next reset goes on"
+
+
 def test_only_the_named_role_is_removed(site, reset, plugin, tmp_path):
     other = plugin("module_utils.record").Record(str(tmp_path / "state"), "other", "r1")
     other.save()

@@ -272,6 +272,21 @@ def test_a_row_that_the_database_refuses_does_not_keep_the_others_out(store: Sto
     writer.close()
 
 
+def test_a_fault_that_nobody_foresaw_does_not_end_the_ledger(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes cannot be started again: nothing would be charged until somebody restarted the process."""
+    writer = Writer(store, Journal(tmp_path / "l.journal"), stop=threading.Event())
+    writer.put([admission("a", 100)])
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "write", lambda *_: 1 / 0)
+        assert not writer.flush()
+    assert writer.state().queued == 1 and "ZeroDivisionError" in writer.state().error
+    assert writer.flush() and writer.state().error == ""
+    assert {c.uid for c in store.charges(**ALL)} == {"a"}
+    writer.close()
+
+
 @given(
     runs=st.lists(
         st.tuples(

@@ -232,16 +232,23 @@ class Writer(threading.Thread):
                         self._journal.clear()
             self._note()
         except MyriadError as error:
-            if not self._error:
-                self._error_since = self._clock()
-                log.warning("the ledger waits: %s", error)
-            self._error = error.message
-            self._failed(error.message)
-            return False
+            return self._waits(error.message)
+        except Exception as error:
+            # A fault of ours, or of a driver: without this thread nothing would be charged any more, and nobody told.
+            log.exception("the ledger could not be written")
+            return self._waits(f"it could not be written ({type(error).__name__})")
         if self._error:
             log.info("the ledger has caught up")
         self._error, self._error_since = "", 0.0
         return True
+
+    def _waits(self, why: str) -> bool:
+        if not self._error:
+            self._error_since = self._clock()
+            log.warning("the ledger waits: %s", why)
+        self._error = why
+        self._failed(why)
+        return False
 
     def _write(self, facts: Sequence[Fact]) -> None:
         try:
