@@ -213,7 +213,7 @@ def test_mail_is_begun_once(desk: Desk) -> None:
 
 def test_a_result_that_cannot_be_recorded_yet_is_not_lost() -> None:
     desk = Desk()
-    failures = [MyriadError("the API server is away"), MyriadError("the API server is away")]
+    failures: list[Exception] = [MyriadError("the API server is away"), ValueError("a proxy's page instead of JSON")]
     keep = desk._record
 
     def record(*fact: Any) -> None:

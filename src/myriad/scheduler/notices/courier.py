@@ -267,8 +267,10 @@ class _Line(threading.Thread):
         while self._results:
             try:
                 self._courier.record(*self._results[0])
-            except MyriadError as error:
-                log.warning("target %s: a result could not be recorded yet: %s", self._target, error.message)
+            except Exception as error:
+                # Whatever it is, this thread goes on: notices would queue behind one that has ended.
+                words = error.message if isinstance(error, MyriadError) else type(error).__name__
+                log.warning("target %s: a result could not be recorded yet: %s", self._target, words)
                 return self._backoff(3)
             self._results.popleft()
         if not self._notes:
