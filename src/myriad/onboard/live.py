@@ -107,13 +107,15 @@ def adopt(live: Live, *, name: str, kubeconfig: str) -> Adopted:
     """
     of = live.objects
     nodes = read_nodes(of[NODES.plural], of[RESOURCE_FLAVORS.plural], of[TOPOLOGIES.plural])
+    most = _most(nodes)
     queues = read_queues(
         of[CLUSTER_QUEUES.plural],
         of[LOCAL_QUEUES.plural],
         of[COHORTS.plural],
         of[WORKLOAD_PRIORITY_CLASSES.plural],
-        pools=nodes.pools,
-        pool_of_flavor=nodes.pool_of_flavor,
+        # A pool none of whose nodes could be described is none.
+        pools={pool: known for pool, known in nodes.pools.items() if pool in most},
+        pool_of_flavor={flavor: pool for flavor, pool in nodes.pool_of_flavor.items() if pool in most},
     )
     gaps = [
         Gap(f"kind {plural}", "could not be listed: not installed, or hidden from these credentials")
@@ -127,7 +129,6 @@ def adopt(live: Live, *, name: str, kubeconfig: str) -> Adopted:
     gaps += _class_gaps(of[PRIORITY_CLASSES.plural], queues)
     hosts_text, more = _hosts_file(nodes, live.address)
     gaps += more
-    most = _most(nodes)
     pools = {
         pool: pool_fields(model, most[pool], resource=resource, **queues.per_gpu.get(pool, {}))
         | ({"use": "inference"} if pool in queues.inference else {})
@@ -167,7 +168,13 @@ def _hosts_file(nodes: LiveNodes, address: str) -> tuple[str, list[Gap]]:
     """hosts.yml: one line a host, pools as groups."""
     gaps: list[Gap] = []
     control_plane = [(host.name, host.address) for host in nodes.hosts if host.is_control_plane]
-    if not control_plane:
+    itself = [(host.name, host.address) for host in nodes.hosts if address in (host.name, host.address)]
+    if not control_plane and itself:
+        control_plane = itself[:1]
+        gaps.append(
+            Gap(f"Node {itself[0][0]}", "does not carry the label of a control plane; the API answers at its address")
+        )
+    elif not control_plane:
         # A description has a control plane; this one is somebody else's, known by its address alone.
         control_plane = [(CONTROL_PLANE_ENTRY, address)]
         gaps.append(

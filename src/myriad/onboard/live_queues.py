@@ -102,6 +102,7 @@ def read_queues(
     for body in bodies:
         _sharing(body, team_of[name_of(body)], found)
     _cohorts(cohorts, found)
+    _rename_twins(found)
     _namespaces(local_queues, team_of, rows, found)
     _per_gpu(rows, found)
     _priorities(priorities, found)
@@ -261,6 +262,24 @@ def _cohorts(bodies: Sequence[Json], found: LiveQueues) -> None:
             found.gaps.append(
                 Gap(f"Cohort {name_of(body)}", "it has quotas of its own; teams alone own GPUs in a description")
             )
+
+
+def _rename_twins(found: LiveQueues) -> None:
+    """A cohort that is called as Myriad calls the inference side of another one gets another name."""
+    for cohort in sorted(found.cohorts):
+        base = cohort.removesuffix(INFERENCE_COHORT_SUFFIX)
+        if base == cohort or base not in found.cohorts:
+            continue
+        renamed = free_name(f"{base}-inf", found.cohorts)
+        found.cohorts[renamed] = found.cohorts.pop(cohort)
+        for fields in found.cohorts.values():
+            if fields.get("parent") == cohort:
+                fields["parent"] = renamed
+        for team in found.teams.values():
+            if team.cohort == cohort:
+                team.cohort = renamed
+        what = f'is what Myriad calls the inference side of {base}; it is written "{renamed}"'
+        found.gaps.append(Gap(f"Cohort {cohort}", what))
 
 
 def _namespaces(

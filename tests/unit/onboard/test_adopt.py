@@ -316,6 +316,30 @@ def test_an_address_that_two_nodes_give_is_no_reason_to_stop(cluster: Cluster, t
     assert fleet.hosts["h2"].address == "h2" and "another node's too" in gaps["Node h2"][0]
 
 
+def test_names_that_a_description_refuses_are_written_otherwise(cluster: Cluster, tmp_path: Path) -> None:
+    hopper = flavor("Hopper.x", **{"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    quotas = {"Hopper.x": {"nvidia.com/gpu": "8"}}
+    cluster.holds(
+        node("h1", **GFD), node(f"h{'1' * 70}", **GFD), hopper, queue("vision.prod", quotas, cohortName="all"),
+        queue("serve", quotas, cohortName="all-inference"), queue("default", quotas),
+        local("vision", "gpu", "vision.prod"), local("serve", "gpu", "serve"),
+    )  # fmt: skip
+    fleet, gaps = adopted(cluster, tmp_path)
+    assert [host.name for host in fleet.hosts.values() if host.pool] == ["h1"] and sorted(fleet.pools) == ["hopper-x"]
+    assert fleet.teams["vision-prod"].cohort == "all" and fleet.teams["serve"].cohort == "all-inf"
+    assert fleet.teams["default"].namespaces == ("default-team",)
+    assert "all-inf" in gaps["Cohort all-inference"][0] and "has 71 characters" in str(gaps)
+
+
+def test_one_machine_whose_api_answers_at_its_own_address_is_the_control_plane(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.holds(node("h1", address="127.0.0.1", **GFD))
+    fleet, gaps = adopted(cluster, tmp_path)
+    assert fleet.hosts["h1"].is_control_plane and fleet.hosts["h1"].gpus == 8
+    assert "at its address" in gaps["Node h1"][0]
+
+
 def test_older_versions_of_kueue_are_read(cluster: Cluster, tmp_path: Path) -> None:
     bodies = [
         node("cp1", gpus=0, **CONTROL), node("h1", **GFD),
