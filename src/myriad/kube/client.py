@@ -349,12 +349,24 @@ class Api:
     def _reaching(self) -> Iterator[None]:
         try:
             yield
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ClusterUnreachableError(
                 f"no answer from {self.base_url} ({type(error).__name__}: {error})",
                 where=self.source,
                 hint="is the cluster running? For the lab: `make lab`, then `. .lab/env` in this shell",
             ) from error
+
+    def _document(self, response: httpx.Response) -> Json:
+        try:
+            document: Json = json.loads(response.content) if response.content else {}
+        except ValueError as error:
+            kind = response.headers.get("Content-Type", "something without a type")
+            raise ClusterUnreachableError(
+                f"{self.base_url} answers with {kind} that is no JSON, so it is no API server",
+                where=self.source,
+                hint="does a proxy or a login page stand between? look at $HTTPS_PROXY, $NO_PROXY and the kubeconfig",
+            ) from error
+        return document
 
     def _json(
         self,
@@ -390,8 +402,7 @@ class Api:
                 time.sleep(min(_seconds(retry_after), 10.0))
                 continue
             if response.is_success:
-                document: Json = json.loads(response.content) if response.content else {}
-                return document
+                return self._document(response)
             raise _error(response, f"{method} {path}")
 
 

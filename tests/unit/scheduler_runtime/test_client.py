@@ -96,6 +96,16 @@ def test_refused_credentials_say_what_to_look_at(server: Server, api: Api) -> No
         api.get(PODS, "p", namespace="ns")
 
 
+def test_what_is_no_api_server_is_a_sentence(server: Server, api: Api) -> None:
+    """A login page of a proxy, or an answer that cannot be unpacked: threads that ask catch what is said with words."""
+    server.answers = [httpx.Response(200, text="<html>Log in</html>", headers={"Content-Type": "text/html"})]
+    with pytest.raises(ClusterUnreachableError, match=r"text/html that is no JSON, so it is no API server"):
+        api.get(PODS, "p", namespace="ns")
+    server.answers = [httpx.DecodingError("not gzip")]
+    with pytest.raises(ClusterUnreachableError, match="DecodingError"):
+        api.get(PODS, "p", namespace="ns")
+
+
 def test_what_does_not_exist_is_none_or_fine(server: Server, api: Api) -> None:
     server.answers = [status(404, "NotFound", "x"), status(404, "NotFound", "x")]
     assert api.find(PODS, "p", namespace="ns") is None
