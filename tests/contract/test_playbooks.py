@@ -80,6 +80,14 @@ def test_a_playbook_is_a_list_of_hosts_and_roles(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PLAYBOOKS, ids=relative)
+def test_what_runs_on_the_controller_never_becomes_root_there(path: Path) -> None:
+    """An inventory whose user becomes root by sudo says so for all hosts; the controller's own user stays who he is."""
+    for play in yaml.safe_load(path.read_text()):
+        if play.get("connection") == "local":
+            assert play.get("vars", {}).get("ansible_become") is False, f"{path.name}: {play['name']}"
+
+
+@pytest.mark.parametrize("path", PLAYBOOKS, ids=relative)
 def test_the_roles_of_a_playbook_exist(path: Path) -> None:
     for play in yaml.safe_load(path.read_text()):
         named = [item["role"] if isinstance(item, dict) else item for item in play.get("roles", [])]
