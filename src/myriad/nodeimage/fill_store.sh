@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs inside the image's tree: fill_store.sh SOURCE REGISTRY PIN REF...
-# The image's own containerd pulls each REF of REGISTRY from SOURCE, unpacks it, and labels it with PIN.
+# Runs inside the image's tree: fill_store.sh SOURCE REGISTRY PIN REF@DIGEST...
+# The image's own containerd pulls each REF of REGISTRY from SOURCE, unpacks it, and labels it with PIN. As after a pull by the
+# kubelet it has two names, with its tag and with its digest: pods ask by either.
 set -eu
 source=$1 registry=$2 pin=$3
 shift 3
@@ -28,7 +29,8 @@ until /usr/local/bin/ctr version > /dev/null 2>&1; do
   fi
   sleep 0.2
 done
-for ref in "$@"; do
+for wanted in "$@"; do
+  ref=${wanted%@*}
   echo "pull $ref"
   if ! /usr/local/bin/ctr --namespace k8s.io images pull --hosts-dir /run/myriad-hosts --snapshotter overlayfs \
     --label "$pin" "$ref" > /run/pull.log 2>&1; then
@@ -36,6 +38,8 @@ for ref in "$@"; do
     tail -n 5 /run/containerd-build.log
     exit 1
   fi
+  /usr/local/bin/ctr --namespace k8s.io images tag --force "$ref" "${ref%:*}@${wanted##*@}" > /dev/null
+  /usr/local/bin/ctr --namespace k8s.io images label "${ref%:*}@${wanted##*@}" "$pin" > /dev/null
 done
 echo ---
 /usr/local/bin/ctr --namespace k8s.io images list

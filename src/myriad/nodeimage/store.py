@@ -39,7 +39,7 @@ def fill(
         MyriadError: one cannot be pulled, or is not what the bundle says.
     """
     script = (resources.files("myriad.nodeimage") / "fill_store.sh").read_text(encoding="utf-8")
-    refs = [f"{REGISTRY}/{image.ref}" for image in images]
+    refs = [f"{REGISTRY}/{image.ref}@{image.digest}" for image in images]
     said = run_in_tree(
         tree,
         ["sh", "-c", script, "sh", registry, REGISTRY, PIN, *refs],
@@ -51,15 +51,18 @@ def fill(
     )
     found = listed(said.partition("---\n")[2])
     for image in images:
-        digest, labels = found.get(f"{REGISTRY}/{image.ref}", ("", ""))
+        named = f"{REGISTRY}/{image.ref}"
+        digest, _ = found.get(named, ("", ""))
         if digest != image.digest:
             raise MyriadError(
                 f"{image.ref} is {digest or 'not in the store'}, the bundle says {image.digest}",
                 where=str(log),
                 hint="the registry holds another build: publish the bundle again",
             )
-        if PIN not in labels:
-            raise MyriadError(f"{image.ref} is in the store, but not pinned ({labels})", where=str(log))
+        for name in (named, f"{named.rpartition(':')[0]}@{image.digest}"):
+            digest, labels = found.get(name, ("", ""))
+            if digest != image.digest or PIN not in labels:
+                raise MyriadError(f"{name} is in the store, but not pinned ({labels or 'no labels'})", where=str(log))
 
 
 def listed(text: str) -> dict[str, tuple[str, str]]:
