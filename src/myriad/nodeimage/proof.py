@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,19 @@ def inventory(guest: Guest, variables_: Mapping[str, Any] | None = None) -> dict
     return {"all": {"hosts": {HOST: host}}}
 
 
+def waits_for_a_card(loading: Sequence[str]) -> frozenset[str]:
+    """Units that a machine without a card cannot start, from what systemd-modules-load said.
+
+    That unit stands for all modules, so it is among them only where no module but the card's own is missing.
+    """
+    said = ("Failed to insert module", "Failed to find module")
+    lacking = [line for line in loading if line.startswith(said)]
+    units = {"nvidia-persistenced.service"}
+    if lacking and all("nvidia" in line for line in lacking):
+        units.add("systemd-modules-load.service")
+    return frozenset(units)
+
+
 class _Prover:
     def __init__(
         self,
@@ -151,19 +164,13 @@ class _Prover:
         """Every unit runs, but for those that a machine without a card cannot start."""
         script = """systemctl --failed --plain --no-legend | cut -d' ' -f1
         echo ---; cat /sys/bus/pci/devices/*/vendor | grep -c 0x10de
-        echo ---; journalctl --boot --unit systemd-modules-load --output cat --grep '^Failed' --no-pager"""
+        echo ---; journalctl --boot --unit systemd-modules-load --output cat --no-pager"""
         parts = self.guest.run(script, check=False).split("---")
         failed, cards, loading = (part.strip().splitlines() for part in (*parts, "", "", "")[:3])
-        excused = set()
-        if cards == ["0"]:
-            excused.add("nvidia-persistenced.service")
-            # It stands for all modules: none but those of the absent card may be missing.
-            lacking = [line for line in loading if line.startswith("Failed")]
-            if lacking and all("nvidia" in line and "No such device" in line for line in lacking):
-                excused.add("systemd-modules-load.service")
+        excused = waits_for_a_card(loading) if cards == ["0"] else frozenset()
         broken = ", ".join(unit for unit in failed if unit not in excused)
         waits = ", ".join(unit for unit in failed if unit in excused)
-        told = f"system {state}" + (f", failed: {broken}" if broken else "")
+        told = f"system {state}" + (f", failed: {broken}; {' / '.join(loading[-4:])}" if broken else "")
         self.add("units", not broken, told + (f", without a card cannot start: {waits}" if waits else ""))
 
     def _kernel(self) -> None:
