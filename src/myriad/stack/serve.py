@@ -15,6 +15,7 @@ import json
 import re
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -287,6 +288,20 @@ class _Handler(BaseHTTPRequestHandler):
         """Broken connections of clients are theirs to tell."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away in the middle is no fault of this server; anything else keeps its traceback."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
 class BundleServer:
     """The server on one address. `with` starts and stops it; `serve_forever` blocks.
 
@@ -312,11 +327,9 @@ class BundleServer:
     ) -> None:
         self.site = Site(bundle)
         handler = type("Handler", (_Handler,), {"site": self.site, "on_request": staticmethod(on_request)})
-        kind = type("Server", (ThreadingHTTPServer,), {"daemon_threads": True, "request_queue_size": 256})
-        if ":" in address:
-            kind = type("Server6", (kind,), {"address_family": socket.AF_INET6})
+        kind = _Server6 if ":" in address else _Server
         try:
-            self._server: ThreadingHTTPServer = kind((address, port), handler)
+            self._server: _Server = kind((address, port), handler)
         except (OSError, OverflowError) as error:
             raise MyriadError(
                 f"cannot be listened on: {getattr(error, 'strerror', None) or error}",

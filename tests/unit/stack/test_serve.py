@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -45,6 +46,18 @@ def server(bundle: Bundle, requests: Requests) -> Iterator[BundleServer]:
 def http(server: BundleServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url("127.0.0.1"), trust_env=False) as client:
         yield client
+
+
+def test_a_client_that_goes_away_leaves_no_traceback(bundle: Bundle, capfd: pytest.CaptureFixture[str]) -> None:
+    gone: list[str] = []
+    with BundleServer(bundle, on_request=lambda *what: gone.append(what[1])) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            # A reset instead of a close, as from a client that was killed.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /v2/ HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+        with httpx.Client(base_url=server.url("127.0.0.1"), trust_env=False) as another:
+            assert another.get("/v2/").status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_registry_half(http: httpx.Client, bundle: Bundle) -> None:
