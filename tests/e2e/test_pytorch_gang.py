@@ -106,6 +106,7 @@ def _forget(lab: Any, playbook: Any, digest: str) -> None:
     for node in NODES:
         image = f"registry.myriad.internal/{REPOSITORY}@{digest}"
         done = subprocess.run(
-            ["docker", "exec", lab.container(node), "crictl", "rmi", image], capture_output=True, text=True, check=False
-        )
+            ["docker", "exec", lab.container(node), "crictl", "--timeout", "120s", "rmi", image],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
