@@ -15,11 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from myriad.bench.floor import Floor, floor_name
+from myriad.bench.lines import emit
 from myriad.errors import MyriadError
 from myriad.lab import nodes
 from myriad.lab.display import Display
@@ -36,11 +36,6 @@ BEYOND = ("look at the cluster", "system", "cluster", "ready", "record")
 SLOWEST = 12
 #: Runs on the converged nodes, by name: their flags.
 SECOND: dict[str, list[str]] = {"second": [], "second-full": ["-e", "site_full=true"]}
-
-
-def emit(**values: Any) -> None:
-    """One JSON line on standard output, at once."""
-    print(json.dumps(values), flush=True)
 
 
 def fresh_state(paths: LabPaths, name: str, base: LabState) -> LabState:

@@ -46,6 +46,7 @@ def variables(image: NodeImage, site: Site) -> dict[str, Any]:
         "kubernetes_node_join_enabled": False,
         "kubernetes_node_labels": {},
         "kubernetes_node_taints": [],
+        "myriad_pools": {},
         "site_api_endpoint": "127.0.0.1:6443",
         "site_token_host": HOST,
     }

@@ -168,8 +168,8 @@ class Steering:
             if written and view.check is not None:
                 reserved_s = seconds_since(view.reserved_at, datetime.now(UTC))
                 self._metrics.accept_seconds.observe(reserved_s)
-        if self._record_assigned(view, planned):
-            snapshot = self._cache.snapshot()
+        snapshot = self._record_assigned(view, planned)
+        if snapshot is not None:
             tier, domain = tier_of_assignment(snapshot, view.nodes)
             order = tiers(snapshot.levels)
             if planned is not None and order.index(tier) > order.index(planned.tier):
@@ -181,24 +181,25 @@ class Steering:
             self._tell_job(view, "MyriadPlaced", f"placed on {nodes} ({where})")
         return written
 
-    def _record_assigned(self, view: WorkloadView, planned: Plan | None) -> bool:
-        """What TAS did, once; False where there is nothing, or nothing new."""
+    def _record_assigned(self, view: WorkloadView, planned: Plan | None) -> Snapshot | None:
+        """What TAS did, once. The nodes that it was judged on; None where there is nothing, or nothing new."""
         memory = self._remember(view)
         if not view.nodes or view.nodes == memory.assigned:
-            return False
+            return None
         memory.assigned = view.nodes
+        snapshot = self._cache.snapshot()
         self._record(
             assigned_record(
                 view.gang,
                 planned,
                 view.nodes,
-                self._cache.snapshot(),
+                snapshot,
                 time=utc_now(),
                 inputs=memory.inputs,
                 versions=self._versions,
             )
         )
-        return True
+        return snapshot
 
     def _plan_without(self, view: WorkloadView) -> Plan | None:
         snapshot = self._cache.snapshot()
