@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,18 @@ from myriad.onboard.describe import BUNDLE, Login, address_fault, control_plane_
 from myriad.onboard.facts import HostFacts, clones, faults, inventory_names, notes
 from myriad.onboard.ssh import Silent, ask, read_targets
 from myriad.onboard.write import refuse_existing, write
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What was written, and what is said of it: of all (`more`), and of each host as it was asked (`remarks`)."""
+
+    out: Path
+    found: Sequence[HostFacts]
+    chosen: Sequence[str]
+    remarks: dict[str, list[str]]
+    more: Sequence[str]
+    checked: Checked
 
 
 def register(app: typer.Typer) -> None:
@@ -59,10 +72,11 @@ def register(app: typer.Typer) -> None:
         made = describe(found, name=name or out.name.lower(), team=team, login=login, control_plane=chosen)
         checked = write(made, out)
         remarks = {h.asked: notes(h, is_control_plane=h.asked in chosen) for h in found}
+        result = _Result(out, found, chosen, remarks, made.notes, checked)
         if as_json:
-            emit_json(_document(out, found, chosen, remarks, made.notes, checked))
+            emit_json(_document(result))
         else:
-            _show(out, found, chosen, remarks, made.notes, checked)
+            _show(result)
 
 
 def _key(path: Path | None) -> str:
@@ -110,54 +124,40 @@ def _rows(found: Sequence[HostFacts], chosen: Sequence[str]) -> list[dict[str, A
     ]
 
 
-def _document(
-    out: Path,
-    found: Sequence[HostFacts],
-    chosen: Sequence[str],
-    remarks: dict[str, list[str]],
-    more: Sequence[str],
-    checked: Checked,
-) -> dict[str, Any]:
-    rows = [row | {"notes": remarks[row["host"]]} for row in _rows(found, chosen)]
+def _document(result: _Result) -> dict[str, Any]:
+    rows = [row | {"notes": result.remarks[row["host"]]} for row in _rows(result.found, result.chosen)]
     return {
-        "out": str(out),
+        "out": str(result.out),
         "hosts": rows,
-        "notes": list(more),
-        "warnings": [problem.as_dict() for problem in checked.warnings],
-        "next": next_commands(out),
+        "notes": list(result.more),
+        "warnings": [problem.as_dict() for problem in result.checked.warnings],
+        "next": next_commands(result.out),
     }
 
 
-def _show(
-    out: Path,
-    found: Sequence[HostFacts],
-    chosen: Sequence[str],
-    remarks: dict[str, list[str]],
-    more: Sequence[str],
-    checked: Checked,
-) -> None:
+def _show(result: _Result) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in ("host", "name", "system", "cores", "memory", "GPUs", ""):
         table.add_column(head)
-    for row in _rows(found, chosen):
+    for row in _rows(result.found, result.chosen):
         gpus = f"{row['gpus']} x {row['gpu_model']}" if row["gpus"] else "none"
         memory = f"{row['memory_mib'] / 1024:,.0f} GiB"
         part = "control plane" if row["control_plane"] else ""
         table.add_row(row["host"], row["name"], row["os"], str(row["cores"]), memory, gpus, part)
     cluster.print_table(table)
-    for host, lines in remarks.items():
+    for host, lines in result.remarks.items():
         for line in lines:
             console.print(f"note  {host}  {line}", markup=False)
-    for line in [*more, *(f"{problem.subject} {problem.message}" for problem in checked.warnings)]:
+    for line in [*result.more, *(f"{problem.subject} {problem.message}" for problem in result.checked.warnings)]:
         console.print(f"note  {line}", markup=False)
-    fleet = checked.fleet
+    fleet = result.checked.fleet
     console.print(
-        f"{out}: {len(fleet.control_plane)} control plane, {fleet.gpus} GPUs in {len(fleet.capacity)} pool"
+        f"{result.out}: {len(fleet.control_plane)} control plane, {fleet.gpus} GPUs in {len(fleet.capacity)} pool"
         f"{'' if len(fleet.capacity) == 1 else 's'}; valid. Nothing was changed on the hosts.",
         markup=False,
     )
     console.print("next", markup=False)
-    for line in next_commands(out):
+    for line in next_commands(result.out):
         console.print(f"  {line}", markup=False)
 
 
