@@ -9,26 +9,12 @@ from myriad.errors import InputError, MyriadError
 from myriad.kube.client import Api, ApiError
 from myriad.kube.kinds import (
     CONFIG_MAPS,
-    DEPLOYMENTS,
-    JAX_JOBS,
-    JOB_SETS,
-    JOBS,
-    LEADER_WORKER_SETS,
-    MPI_JOBS,
     MPI_JOBS_V1,
-    PADDLE_JOBS,
-    PODS,
-    PYTORCH_JOBS,
-    RAY_CLUSTERS,
-    RAY_JOBS,
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
-    STATEFUL_SETS,
-    TF_JOBS,
-    TRAIN_JOBS,
     VOLUME_CLAIMS,
-    XGBOOST_JOBS,
+    WORK,
     Resource,
 )
 from myriad.lint.documents import Document
@@ -37,9 +23,7 @@ Json = dict[str, Any]
 
 #: Kinds that a job file may hold: the job, and what its pods need.
 KINDS: tuple[Resource, ...] = (
-    CONFIG_MAPS, SECRETS, SERVICES, VOLUME_CLAIMS, SERVICE_ACCOUNTS, JOBS, PODS, PYTORCH_JOBS, MPI_JOBS, MPI_JOBS_V1,
-    TF_JOBS, XGBOOST_JOBS, PADDLE_JOBS, JAX_JOBS, TRAIN_JOBS, JOB_SETS, RAY_JOBS, RAY_CLUSTERS, LEADER_WORKER_SETS,
-    DEPLOYMENTS, STATEFUL_SETS,
+    CONFIG_MAPS, SECRETS, SERVICES, VOLUME_CLAIMS, SERVICE_ACCOUNTS, MPI_JOBS_V1, *WORK,
 )  # fmt: skip
 _BESIDE = 5
 

@@ -137,3 +137,9 @@ RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
 RAY_JOBS = Resource("ray.io", "v1", "rayjobs", "RayJob")
 
 NODE_PORTRAITS = Resource("myriad.dev", "v1alpha1", "nodeportraits", "NodePortrait", namespaced=False)
+
+WORK: tuple[Resource, ...] = (
+    JOBS, PYTORCH_JOBS, JOB_SETS, TRAIN_JOBS, MPI_JOBS, TF_JOBS, XGBOOST_JOBS, PADDLE_JOBS, JAX_JOBS, RAY_JOBS,
+    RAY_CLUSTERS, LEADER_WORKER_SETS, DEPLOYMENTS, STATEFUL_SETS, PODS,
+)  # fmt: skip
+"""Kinds of work that Kueue manages, the most common first."""

@@ -11,32 +11,17 @@ from typing import Any
 from myriad.errors import InputError
 from myriad.kube.client import Api, ApiError
 from myriad.kube.kinds import (
-    DEPLOYMENTS,
-    JAX_JOBS,
-    JOB_SETS,
     JOBS,
-    LEADER_WORKER_SETS,
-    MPI_JOBS,
-    PADDLE_JOBS,
     PODS,
-    PYTORCH_JOBS,
-    RAY_CLUSTERS,
-    RAY_JOBS,
-    STATEFUL_SETS,
-    TF_JOBS,
-    TRAIN_JOBS,
+    WORK,
     WORKLOADS,
-    XGBOOST_JOBS,
     Resource,
 )
 from myriad.kube.listing import listed
 
 Json = dict[str, Any]
 
-KINDS: tuple[Resource, ...] = (
-    JOBS, PYTORCH_JOBS, JOB_SETS, TRAIN_JOBS, MPI_JOBS, TF_JOBS, XGBOOST_JOBS, PADDLE_JOBS, JAX_JOBS, RAY_JOBS,
-    RAY_CLUSTERS, LEADER_WORKER_SETS, DEPLOYMENTS, STATEFUL_SETS, PODS, WORKLOADS,
-)  # fmt: skip
+KINDS: tuple[Resource, ...] = (*WORK, WORKLOADS)
 """Kinds that a job may be, in the order in which a bare name is looked for."""
 
 FRAMEWORKS = {
