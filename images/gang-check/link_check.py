@@ -30,8 +30,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import gang_check
-from gang_check import GangError, Settings, SettingsError, Stopped, StopRequest, say
+from gang_check import EXIT_STOPPED, Settings, SettingsError, enrol, gather
+from gang_wire import GangError, Stopped, StopRequest, accept, listen, receive_message, say, send_message
 
 CHUNK = bytes(1 << 20)
 OWN_NETWORK = "pods"
@@ -120,8 +120,12 @@ def meet(settings: Settings, stop: StopRequest, port: int, deadline: float) -> l
     hello = {
         "rank": settings.rank, "world_size": settings.world_size, "port": port, "node": settings.node, "saved": None,
     }  # fmt: skip
-    gather = gang_check._gather if settings.rank == 0 else gang_check._enrol
-    peers: list[dict[str, Any]] = gather(settings, stop, hello, deadline)["peers"]
+    if settings.rank:
+        plan = enrol(settings, stop, hello, deadline)
+    else:
+        with listen(settings.port) as door:
+            plan = gather(settings, stop, hello, deadline, door)
+    peers: list[dict[str, Any]] = plan["peers"]
     # Rank 0 cannot know the address by which the others reach it: they know it as MASTER_ADDR.
     peers[0]["host"] = settings.master
     return peers
@@ -156,7 +160,7 @@ def play(
                 host = addresses[node] if addresses else peers[partner]["host"]
                 source = (addresses[settings.node], 0) if addresses else None
                 connection = _connect(node, (host, peers[partner]["port"]), source, stop, deadline)
-                gang_check.send_message(connection, {"rank": settings.rank, "rail": rail, "turn": turn})
+                send_message(connection, {"rank": settings.rank, "rail": rail, "turn": turn})
             else:
                 connection = _await(listener, (partner, rail, turn), waiting, stop, deadline, node)
             with connection:
@@ -192,9 +196,9 @@ def _await(
 ) -> socket.socket:
     """The partner's connection. One that knocks for a later round is kept until its turn."""
     while wanted not in waiting:
-        connection, _ = gang_check._accept(listener, stop, deadline, node)
+        connection, _ = accept(listener, stop, deadline, node)
         try:
-            hello = gang_check.receive_message(connection)
+            hello = receive_message(connection)
             waiting[int(hello["rank"]), str(hello["rail"]), int(hello["turn"])] = connection
         except (OSError, GangError, KeyError, TypeError, ValueError) as error:
             say(f"not let in: {error}")
@@ -211,7 +215,7 @@ def measure(env: Mapping[str, str], stop: StopRequest) -> dict[str, Any]:
     if env.get("LINK_RAILS"):
         rails = dict(json.loads(env["LINK_RAILS"])) or rails
     deadline = time.monotonic() + settings.join_seconds
-    with gang_check._listen(0) as listener:
+    with listen(0) as listener:
         peers = meet(settings, stop, listener.getsockname()[1], deadline)
         say(f"{settings.world_size} nodes met: {' '.join(peer['node'] for peer in peers)}")
         rounds = pairings(settings.world_size, limit)
@@ -235,7 +239,7 @@ def run(env: Mapping[str, str]) -> int:
         return 2
     except Stopped:
         say("asked to stop: nothing measured")
-        return gang_check.EXIT_STOPPED
+        return EXIT_STOPPED
     except (GangError, OSError) as error:
         say(f"failed: {error}")
         return 1

@@ -234,6 +234,9 @@ def _batch(request: Request, *, torch: bool) -> tuple[Json, ...]:
     metadata = _metadata(request, batch=True)
     if elastic:
         metadata["annotations"] |= {MIN_PARALLELISM: str(request.minimum), EQUAL_COMPLETIONS: "true"}
+    # The ranks meet at rank 0. A worker that was lost shortly before the end has nobody to come back to, and must not
+    # keep the job: https://kubernetes.io/docs/concepts/workloads/controllers/job/#success-policy
+    success: Json = {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if elastic else {}
     job: Json = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -244,6 +247,7 @@ def _batch(request: Request, *, torch: bool) -> tuple[Json, ...]:
             "completions": request.nodes,
             "parallelism": request.nodes,
             "backoffLimit": 3,
+            **success,
             "podFailurePolicy": {
                 "rules": [
                     # A pod that was asked to leave has saved and exits 143. That, or a lost node, is no failure.

@@ -26,14 +26,16 @@ PROGRAM = REPOSITORY / "images" / "gang-check" / "gang_check.py"
 
 
 @pytest.fixture(scope="module")
-def gang_check() -> ModuleType:
+def gang_check() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(PROGRAM.parent))  # it imports its neighbour
     spec = importlib.util.spec_from_file_location("gang_check", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["gang_check"] = module
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(PROGRAM.parent))
 
 
 @pytest.fixture
@@ -228,6 +230,9 @@ def test_who_never_comes_is_named(gangs: list[Pods], port: int) -> None:
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set"),
         ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE is 'two', not a number"),
         ({"WORLD_SIZE": "0", "RANK": "0"}, "WORLD_SIZE is 0, the least is 1"),
+        ({"PET_NNODES": "3:2", "RANK": "0"}, "PET_NNODES is '3:2', not a number of ranks or MIN:MAX"),
+        ({"PET_NNODES": "0:2", "RANK": "0"}, "PET_NNODES is '0:2', not a number of ranks or MIN:MAX"),
+        ({"PET_NNODES": "2:3", "RANK": "3"}, "RANK is 3, but PET_NNODES is 3: ranks are 0 to 2"),
     ],
 )
 def test_a_wrong_environment_is_a_sentence(env: dict[str, str], sentence: str, gang_check: ModuleType) -> None:
@@ -246,8 +251,8 @@ def test_a_checkpoint_is_used_only_if_it_is_right(
 ) -> None:
     settings = settings_for(gang_check, tmp_path)
     totals = array("q", (gang_check.sum_of_steps(5, index, 2) for index in range(3)))
-    gang_check.save(settings, gang_check.State(5, totals))
-    assert gang_check.load(settings) == gang_check.State(5, totals)
+    gang_check.save(settings, gang_check.State(5, totals, [(0, 2)]))
+    assert gang_check.load(settings) == gang_check.State(5, totals, [(0, 2)])
     assert gang_check.load(settings_for(gang_check, tmp_path, WORLD_SIZE="3")) is None
     path = tmp_path / "rank-0.json"
     value = json.loads(path.read_text())

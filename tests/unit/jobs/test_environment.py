@@ -9,6 +9,8 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
+import pytest
+
 from myriad.jobs.render import render
 from myriad.jobs.request import Request
 
@@ -16,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "images" / "gang-check" / "gang_check.py"
 
 
-def test_a_gang_joins_and_ends_with_the_environment_that_is_rendered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("minimum", [None, 1])
+def test_a_gang_joins_and_ends_with_the_environment_that_is_rendered(tmp_path: Path, minimum: int | None) -> None:
     gang = Request(
+        minimum=minimum,
         form="batch",
         name="gang",
         namespace="vision",
@@ -26,7 +30,12 @@ def test_a_gang_joins_and_ends_with_the_environment_that_is_rendered(tmp_path: P
         gpus=8,
         hours=Fraction(1),
         image=f"registry.myriad.internal/myriad/gang-check@sha256:{'5e' * 32}",
-        env=(("GANG_STEPS", "2"), ("GANG_STEP_SECONDS", "0"), ("GANG_JOIN_SECONDS", "20")),
+        env=(
+            ("GANG_STEPS", "2"),
+            ("GANG_STEP_SECONDS", "0"),
+            ("GANG_JOIN_SECONDS", "20"),
+            ("GANG_LAST_CALL_SECONDS", "15"),
+        ),
     )
     job = render(gang).objects[-1]
     rendered = {e["name"]: e.get("value", "") for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
@@ -48,4 +57,4 @@ def test_a_gang_joins_and_ends_with_the_environment_that_is_rendered(tmp_path: P
         )
     for rank in ranks:
         output, _ = rank.communicate(timeout=30)
-        assert rank.returncode == 0, output.decode()
+        assert rank.returncode == 0 and b"2 ranks on n0 n1" in output, output.decode()

@@ -93,6 +93,8 @@ def test_an_elastic_job_has_a_minimum_and_ranks_that_follow() -> None:
     assert annotations["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
     env = {e["name"]: e.get("value") for e in body["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["PET_NNODES"] == "4:8" and env["PET_RDZV_ENDPOINT"] == "bert-0.bert:29500" and "WORLD_SIZE" not in env
+    assert body["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert "successPolicy" not in job(request(nodes=8))["spec"], "of a gang all ranks have to end"
 
 
 def test_a_pytorchjob_is_one_master_and_the_rest_workers_with_the_gangs_minimum() -> None:
