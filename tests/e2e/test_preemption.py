@@ -20,15 +20,13 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
 sys.path.insert(0, str(Path(__file__).parent))
 from followed import Followed, PodSeen, until
+from lab_jobs import CLONE, image_of, myriad, submit
 from receiver import Lag, Receiver
 
-from myriad.cli import build_app
-from myriad.images.registry import Registry
 from myriad.kube.client import Api, connect
 from myriad.kube.kinds import CONFIG_MAPS, JOBS, LEASES, PODS
 from myriad.lab.nodes import SHARED_DIR
@@ -40,8 +38,6 @@ Row = tuple[int, int | None, float]
 
 pytestmark = [pytest.mark.slow, pytest.mark.lab, pytest.mark.engine]
 
-CLONE = Path(__file__).resolve().parents[2]
-REPOSITORY = "myriad/gang-check"
 SYSTEM = "myriad-system"
 KEY = "the key of the end-to-end test"
 GRACE_S = 300
@@ -143,27 +139,6 @@ def rendered(lab: Any, name: str, team: str, *, nodes: int, steps: int, claimed:
         *(["--checkpoint-claim", claimed] if claimed else []),
     ]  # fmt: skip
     return list(json.loads(myriad(*arguments))["objects"])
-
-
-def submit(objects: list[Json]) -> str:
-    """Through `myriad job submit`, as people do; what it said."""
-    return myriad("job", "submit", "-", text="---\n".join(yaml.safe_dump(o) for o in objects))
-
-
-def myriad(*arguments: str, text: str = "") -> str:
-    """One command in this process: on a busy machine a start of Python takes longer than the job runs."""
-    kubeconfig = str(CLONE / ".lab" / "kubeconfig")
-    done = CliRunner().invoke(build_app(arguments[0]), [*arguments, "--kubeconfig", kubeconfig], input=text)
-    assert done.exit_code == 0, f"{done.output}\n{done.exception}"
-    return done.stdout
-
-
-def image_of(lab: Any) -> str:
-    """The gang check as the site's registry has it, by digest."""
-    with Registry(f"http://{lab.hosts['cp1']['address']}:5000") as registry:
-        digest = registry.digest_of(REPOSITORY, "0.1.0")
-    assert digest is not None
-    return f"registry.myriad.internal/{REPOSITORY}@{digest}"
 
 
 def with_uploader(objects: list[Json]) -> list[Json]:
