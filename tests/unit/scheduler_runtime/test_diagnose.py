@@ -236,7 +236,7 @@ def test_other_causes(measured: Measured, verdict: str) -> None:
 def test_usage_from_prometheus_takes_dcgm_where_the_agent_is_not_scraped() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         rows = []
-        if "DCGM" in request.url.params["query"]:
+        if "DCGM" in request.content.decode():
             rows = [{"metric": {"Hostname": "n0"}, "value": [1, "3.5"]}]
         return httpx.Response(200, json={"data": {"result": rows}})
 

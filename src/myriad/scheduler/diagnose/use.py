@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from myriad.kube.kinds import PODS
 from myriad.scheduler.cache import Cache
-from myriad.scheduler.model import gpus_words, is_gpu_resource, place
+from myriad.scheduler.model import Gang, Plan, gpus_words, is_gpu_resource, place
 from myriad.scheduler.objects import owner_of, pod_is_terminal, pod_requests
-from myriad.scheduler.placement import tier_of_assignment, tiers
+from myriad.scheduler.placement import plan, tier_of_assignment, tiers
 from myriad.scheduler.words import duration
 
 Json = dict[str, Any]
@@ -106,7 +107,6 @@ class Measured:
         memory_percent: time during which the GPUs' memory was read or written.
         communication_percent: share of a step spent in collectives.
         loader_s, step_s: time a step waits for its data, and the whole step.
-        nodes: where its pods stand (pods by node).
     """
 
     gpu_percent: float | None = None
@@ -115,7 +115,6 @@ class Measured:
     communication_percent: float | None = None
     loader_s: float | None = None
     step_s: float | None = None
-    nodes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +215,54 @@ def advise(
     )
 
 
-def advise_job(cache: Cache, nodes: Mapping[str, int], gang: Any, measured: Measured) -> UseAdvice:
-    """`advise` with the tiers taken from where the job's pods stand and from what an empty cluster could give it."""
-    from myriad.scheduler.model import Plan
-    from myriad.scheduler.placement import plan
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A job that runs.
 
+    Attributes:
+        gang: what it asked for.
+        pods: its pods that hold GPUs, by name, and the node of each.
+    """
+
+    gang: Gang
+    pods: Mapping[str, str]
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Pods by node."""
+        return dict(Counter(self.pods.values()))
+
+
+def standing(cache: Cache, job: str) -> Standing | None:
+    """A job's pods; None where no job of that name runs, or several do.
+
+    Args:
+        cache: the cluster.
+        job: `namespace/name`, or the name alone.
+    """
+    views = [
+        view
+        for view in cache.views()
+        if view.admitted and not view.finished and job in (view.gang.name, f"{view.gang.namespace}/{view.gang.name}")
+    ]
+    if len(views) != 1:
+        return None
+    gang = views[0].gang
+    pods = {
+        pod["metadata"]["name"]: pod["spec"]["nodeName"]
+        for pod in cache.listing(PODS)
+        if (pod.get("spec") or {}).get("nodeName")
+        and not pod_is_terminal(pod)
+        and owner_of(pod) == f"{gang.namespace}/{gang.name}"
+        and any(is_gpu_resource(resource) for resource in pod_requests(pod["spec"]))
+    }
+    return Standing(gang, pods) if pods else None
+
+
+def advise_job(cache: Cache, job: Standing, measured: Measured) -> UseAdvice:
+    """`advise` with the tiers taken from where the job's pods stand and from what an empty cluster could give it."""
     snapshot = cache.snapshot()
-    tier, domain = tier_of_assignment(snapshot, nodes)
-    best = plan(snapshot.pristine(), gang)
+    tier, domain = tier_of_assignment(snapshot, job.nodes)
+    best = plan(snapshot.pristine(), job.gang)
     best_tier = best.tier if isinstance(best, Plan) else tier
     return advise(measured, levels=snapshot.levels, tier=tier, best_tier=best_tier, where=domain)
