@@ -10,7 +10,10 @@ nodes filled with pods by hand, and the extension with the defaults of its setti
 - `restart`: killed and started again: until its first answer about a waiting gang that is the same as before;
 - `storm`, one line for each: 5 % of the nodes NotReady at once; a whole block gone; the API server killed and started
   again; pods deleted and made anew elsewhere. Each says how long until what the extension shows agrees with the cluster
-  again, decisions meanwhile, its processor time, requests and memory, and how many nodes it tainted.
+  again, decisions meanwhile, its processor time, requests and memory, and how many nodes it tainted. In the middle of
+  an outage a gang begins to starve, for which a domain would be kept on quiet days;
+- the storms twice, by an extension with its brake and by one without (MYRIAD_SCHEDULER_BRAKE=false), and at the end
+  `storm_table`, one line a storm with both columns.
 
 Times are this machine's.
 """
@@ -18,9 +21,10 @@ Times are this machine's.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +61,13 @@ Json = dict[str, Any]
 
 TEAM = "vision"
 FILLER = "filler"
+STARVED = "starved"
+HELD = slice(264, 280)
+"""Two racks that jobs with a time limit hold whole: the only place that a large gang could wait for. Of these nodes
+none is among the 5 % or in the block that fall."""
+AFTER_S = 5
+"""A gang starves that long after it came."""
+COLUMNS = ("seconds", "agrees_s", "decisions_s", "tainted_meanwhile", "extension_cpu_s", "requests")
 
 
 @dataclass
@@ -69,7 +80,20 @@ class Scene:
     api: Api
     url: str = ""
     probes: int = 0
-    asked: dict[str, Json] = field(default_factory=dict)
+    brake: str = "on"
+    seen: dict[str, dict[str, Json]] = field(default_factory=dict)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Nodes that jobs with a limit hold; none on a cluster too small to have them."""
+        found = self.site.names[HELD]
+        return found if len(found) == HELD.stop - HELD.start else ()
+
+    @property
+    def open_nodes(self) -> tuple[str, ...]:
+        """The others."""
+        kept = set(self.held)
+        return tuple(name for name in self.site.names if name not in kept)
 
     def page(self, path: str) -> Any:
         """An answer of the extension."""
@@ -94,12 +118,13 @@ class Scene:
 
 def fill(scene: Scene) -> None:
     """Bound pods of one GPU each, outside every queue, as evenly as they go; seven of eight GPUs at most."""
-    pods = min(scene.options.pods, len(scene.site.names) * 7)
-    in_parallel(lambda k: create(scene.api, PODS, filler(scene.site, k), FILLER), range(pods))
+    pods = min(scene.options.pods, len(scene.open_nodes) * 7)
+    nodes = scene.open_nodes
+    in_parallel(lambda k: create(scene.api, PODS, filler(nodes, k), FILLER), range(pods))
     wait_for(lambda: running(scene.api) >= pods, 600 + pods / 20, "all pods run", pause_s=5.0)
 
 
-def filler(site: Site, k: int, *, turn: int = 0) -> Json:
+def filler(nodes: Sequence[str], k: int, *, turn: int = 0) -> Json:
     """One of them; in another ``turn`` it stands on another node."""
     limits = {"nvidia.com/gpu": "1", "cpu": "1", "memory": "1Gi"}
     return {
@@ -107,7 +132,7 @@ def filler(site: Site, k: int, *, turn: int = 0) -> Json:
         "kind": "Pod",
         "metadata": {"name": f"pod-{k:06d}-{turn}", "namespace": FILLER, "labels": {"turn": str(turn)}},
         "spec": {
-            "nodeName": site.names[(k + turn) % len(site.names)],
+            "nodeName": nodes[(k + turn) % len(nodes)],
             "terminationGracePeriodSeconds": 1,
             "tolerations": [{"operator": "Exists"}],
             "containers": [{"name": "main", "image": "registry.invalid/x:1", "resources": {"limits": limits}}],
@@ -153,7 +178,7 @@ def answered(scene: Scene, job: str, timeout_s: float) -> bool:
 
 
 @contextmanager
-def measured(scene: Scene, what: str, **more: Any) -> Iterator[dict[str, Any]]:
+def measured(scene: Scene, kind: str, **more: Any) -> Iterator[dict[str, Any]]:
     """Measure what the extension takes meanwhile, and print it with what the block adds."""
     line: dict[str, Any] = {}
     before, cpu = scene.series(), processor_s(scene.plane)["extension"]
@@ -161,20 +186,42 @@ def measured(scene: Scene, what: str, **more: Any) -> Iterator[dict[str, Any]]:
     yield line
     after = scene.series()
     requests = "myriad_kube_request_seconds_count"
-    emit(
-        kind=what,
+    found = {
         **more,
         **line,
-        seconds=round(time.monotonic() - begun, 1),
-        extension_cpu_s=round(processor_s(scene.plane)["extension"] - cpu, 1),
-        extension_memory_mb=memory_mb(scene.plane)["extension"],
-        requests=round(after.get(requests, 0.0) - before.get(requests, 0.0)),
-        mean_pass_s=mean_pass(before, after),
-        nodes_tainted=sum(
-            any(t["key"] == "myriad.dev/reserved" for t in n["spec"].get("taints") or [])
-            for n in scene.api.list(NODES)[0]
-        ),
+        "seconds": round(time.monotonic() - begun, 1),
+        "extension_cpu_s": round(processor_s(scene.plane)["extension"] - cpu, 1),
+        "extension_memory_mb": memory_mb(scene.plane)["extension"],
+        "requests": round(after.get(requests, 0.0) - before.get(requests, 0.0)),
+        "mean_pass_s": mean_pass(before, after),
+        "nodes_tainted": tainted(scene.api),
+    }
+    if kind == "storm":
+        scene.seen.setdefault(str(more["what"]), {})[scene.brake] = found
+        found = {"brake": scene.brake, **found}
+    emit(kind=kind, **found)
+
+
+def tainted(api: Api) -> int:
+    """Nodes that are kept for a gang."""
+    return sum(
+        any(t["key"] == "myriad.dev/reserved" for t in n["spec"].get("taints") or []) for n in api.list(NODES)[0]
     )
+
+
+def table(seen: Mapping[str, Mapping[str, Json]]) -> list[Json]:
+    """Both columns of each storm, in the order in which they were played."""
+    return [
+        {
+            "what": what,
+            **{
+                f"brake_{brake}": {name: columns[brake][name] for name in COLUMNS if name in columns[brake]}
+                for brake in ("on", "off")
+                if brake in columns
+            },
+        }
+        for what, columns in seen.items()
+    ]
 
 
 def mean_pass(before: dict[str, float], after: dict[str, float]) -> float | None:
@@ -201,6 +248,45 @@ def until_agrees(scene: Scene, timeout_s: float = 300.0) -> float:
 # Storms
 
 
+def hold(scene: Scene) -> None:
+    """Whole nodes, each held by a job whose time limit is an hour away."""
+
+    def held(node: str) -> None:
+        body = apiserver.gang_job(
+            f"held-{node}", pods=1, gpus=8, namespace=STARVED, pool=POOL, nodeSelector={"kubernetes.io/hostname": node}
+        )
+        body["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] = "3600"
+        create(scene.api, JOBS, body, STARVED)
+
+    in_parallel(held, scene.held)
+    wait_for(lambda: admitted(scene.api, STARVED, "held-") == len(scene.held), 300, "the nodes are held")
+
+
+def admitted(api: Api, namespace: str, prefix: str) -> int:
+    """Jobs with such a name that have their quota and place."""
+    views = [workload_view(body, check_name="myriad") for body in api.list(WORKLOADS, namespace=namespace)[0]]
+    return sum(v.gang.name.startswith(prefix) and v.admitted for v in views)
+
+
+@contextmanager
+def starving(scene: Scene, line: dict[str, Any]) -> Iterator[None]:
+    """A gang comes that finds no place, and a small job that overtakes it: the reasons to keep a domain. At the end of
+    the block it is looked whether one is kept, and both go."""
+    if not scene.held:
+        yield
+        return
+    scene.probes += 1
+    gang, small = f"starves-{scene.probes:05d}", f"passes-{scene.probes:05d}"
+    begun = time.monotonic()
+    create(scene.api, JOBS, apiserver.gang_job(gang, pods=16, gpus=8, namespace=STARVED, pool=POOL), STARVED)
+    create(scene.api, JOBS, apiserver.gang_job(small, pods=1, gpus=1, namespace=STARVED, pool=POOL), STARVED)
+    yield
+    time.sleep(max(0.0, begun + AFTER_S + scene.options.watch_s - time.monotonic()))
+    line["tainted_meanwhile"] = tainted(scene.api)
+    for name in (gang, small):
+        scene.api.delete(JOBS, name, namespace=STARVED)
+
+
 def nodes_fall(scene: Scene, names: Sequence[str], what: str) -> None:
     """These nodes become NotReady at once, and later come back."""
     condition = {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "the bench says so"}
@@ -211,8 +297,9 @@ def nodes_fall(scene: Scene, names: Sequence[str], what: str) -> None:
 
     with measured(scene, "storm", what=what, nodes=len(names)) as line:
         in_parallel(fell, names)
-        line["agrees_s"] = until_agrees(scene)
-        line["decisions_s"] = quantiles(decisions(scene, scene.options.decisions // 4))
+        with starving(scene, line):
+            line["agrees_s"] = until_agrees(scene)
+            line["decisions_s"] = quantiles(decisions(scene, scene.options.decisions // 4))
     with measured(scene, "storm", what=f"{what}: they come back", nodes=len(names)) as line:
         in_parallel(lambda n: scene.api.patch(NODES, n, {"metadata": {"labels": {kwok.DOWN: None}}}), names)
         wait_for(lambda: not not_ready(scene.api), 300, "all nodes are Ready", pause_s=1.0)
@@ -229,9 +316,10 @@ def api_server_restarts(scene: Scene) -> None:
         scene.plane.start("kube-apiserver", command)
         wait_for(lambda: answers(scene.api), 120, "the API server answers")
         line["api_answers_s"] = round(time.monotonic() - begun, 2)
-        line["agrees_s"] = until_agrees(scene)
-        line["first_decision_s"] = quantiles(decisions(scene, 1), (0.5,))["p50"]
-        line["decisions_s"] = quantiles(decisions(scene, scene.options.decisions // 4))
+        with starving(scene, line):
+            line["agrees_s"] = until_agrees(scene)
+            line["first_decision_s"] = quantiles(decisions(scene, 1), (0.5,))["p50"]
+            line["decisions_s"] = quantiles(decisions(scene, scene.options.decisions // 4))
 
 
 def answers(api: Api) -> bool:
@@ -242,15 +330,16 @@ def answers(api: Api) -> bool:
     return False
 
 
-def pods_move(scene: Scene) -> None:
-    """Many pods are deleted and made anew on other nodes."""
-    moved = min(scene.options.moved, scene.options.pods, len(scene.site.names) * 7)
+def pods_move(scene: Scene, turn: int) -> None:
+    """Many pods are deleted and made anew on other nodes; ``turn`` counts from 1."""
+    nodes = scene.open_nodes
+    moved = min(scene.options.moved, scene.options.pods, len(nodes) * 7)
     with measured(scene, "storm", what="pods rescheduled", pods=moved) as line:
         begun = time.monotonic()
 
         def move(k: int) -> None:
-            scene.api.delete(PODS, f"pod-{k:06d}-0", namespace=FILLER)
-            create(scene.api, PODS, filler(scene.site, k, turn=1), FILLER)
+            scene.api.delete(PODS, f"pod-{k:06d}-{turn - 1}", namespace=FILLER)
+            create(scene.api, PODS, filler(nodes, k, turn=turn), FILLER)
 
         in_parallel(move, range(moved))
         line["moving_s"] = round(time.monotonic() - begun, 1)
@@ -287,9 +376,14 @@ def run(options: argparse.Namespace) -> None:
     """All of it."""
     site = site_of(options.nodes)
     # One GPU less than the waiting gang asks for: it waits with numbers that are known.
-    bodies = [*queues([TEAM], 7), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": FILLER}}]
+    bodies = [
+        *queues([TEAM], 7),
+        *queues([STARVED], 10_000),
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": FILLER}},
+        rules(),
+    ]
     begun = time.monotonic()
-    with cluster(site, kwok.program(say), qps=options.qps, bodies=bodies + extension_objects()) as (plane, api):
+    with cluster(site, kwok.program(say), qps=options.qps, bodies=extension_objects() + bodies) as (plane, api):
         scene = Scene(options, site, plane, api)
         say(f"{options.nodes} nodes after {time.monotonic() - begun:.0f} s")
         fill(scene)
@@ -312,11 +406,36 @@ def run(options: argparse.Namespace) -> None:
         with measured(scene, "rest"):
             time.sleep(options.rest_s)
         restart(scene, "waits")
-        say("storms")
-        nodes_fall(scene, site.names[:: max(1, round(1 / 0.05))], "5 % of the nodes NotReady")
-        nodes_fall(scene, site.names[128:256], "a whole block gone")
-        api_server_restarts(scene)
-        pods_move(scene)
+        hold(scene)
+        storms(scene, 1)
+        plane.stop("extension")
+        scene.brake = "off"
+        scene.url = start_extension(plane, api, settings={"MYRIAD_SCHEDULER_BRAKE": "false"})
+        until_agrees(scene)
+        storms(scene, 2)
+        for line in table(scene.seen):
+            emit(kind="storm_table", **line)
+
+
+def storms(scene: Scene, turn: int) -> None:
+    """All of them, once a new leader's minute of silence is over: that one is not what is compared."""
+    say(f"storms, brake {scene.brake}")
+    time.sleep(scene.options.settle_s)
+    nodes_fall(scene, scene.site.names[:: max(1, round(1 / 0.05))], "5 % of the nodes NotReady")
+    nodes_fall(scene, scene.site.names[128:256], "a whole block gone")
+    api_server_restarts(scene)
+    pods_move(scene, turn)
+
+
+def rules() -> Json:
+    """The site's policy: a gang starves soon, and a domain is kept for one at a time."""
+    protection = {"after_s": AFTER_S, "max_domains": 1, "max_share": 0.5, "level": "block"}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "myriad-policy", "namespace": "myriad-system"},
+        "data": {"policy.json": json.dumps({"protection": protection, "preemption": {"grace_s": 1}})},
+    }
 
 
 def holds(api: Api, job: str) -> bool:
@@ -334,6 +453,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decisions", type=int, default=100, help="timed at rest; a quarter in each storm (100)")
     parser.add_argument("--qps", type=int, default=100, help="requests a second of every client of the API (100)")
     parser.add_argument("--away-s", type=float, default=5.0, help="how long the API server is away (5)")
+    parser.add_argument("--settle-s", type=float, default=70.0, help="before the storms, for a new leader (70)")
+    parser.add_argument("--watch-s", type=float, default=20.0, help="how long a starving gang is watched (20)")
     parser.add_argument("--rest-s", type=float, default=30.0, help="how long nothing happens (30)")
     options = parser.parse_args(arguments)
     end_when_told()

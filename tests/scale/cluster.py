@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,9 +157,11 @@ def extension_objects() -> list[Json]:
     return [system, apiserver.check_object(), *extension.rights()]
 
 
-def start_extension(plane: Any, api: Api, *, timeout_s: float = 600.0) -> str:
-    """One replica with the rights of its service account and the defaults of its settings; wait until it has attached
-    its check to all queues. Returns the address of its page."""
+def start_extension(
+    plane: Any, api: Api, *, timeout_s: float = 600.0, settings: Mapping[str, str] | None = None
+) -> str:
+    """One replica with the rights of its service account and, but for these, the defaults of its settings; wait until
+    it has attached its check to all queues. Returns the address of its page."""
     port = apiserver._free_port()
     records = Path(tempfile.mkdtemp(prefix="records-", dir=plane.work))
     environment = {
@@ -169,6 +171,7 @@ def start_extension(plane: Any, api: Api, *, timeout_s: float = 600.0) -> str:
         "MYRIAD_SCHEDULER_PORT": str(port),
         "MYRIAD_SCHEDULER_AUTH": "off",
         "MYRIAD_SCHEDULER_DECISIONS": str(records / "decisions.jsonl"),
+        **(settings or {}),
     }
     plane.start("extension", [sys.executable, "-m", "myriad.scheduler"], environment)
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from myriad.cli import _cluster as cluster
 from myriad.cli.output import console, emit_json
+from myriad.scheduler.braking import OFF
 from myriad.scheduler.inquiry import status_report
 
 _SHOWN = 40
@@ -81,6 +82,10 @@ def _show(report: dict[str, Any], *, every: bool) -> None:
             wait = f"{ledger['queued']} facts wait on disk"
             console.print(
                 f"ledger        its database does not answer since {ledger['error_since']}; {wait}", markup=False
+            )
+        if not extension.get("brake", True):
+            console.print(
+                f"brake         {OFF}: set it to true, and look at what is tainted (myriad why)", markup=False
             )
     if report["dead_man_asleep"]:
         console.print(f"dead-man      does not look: {report['dead_man_asleep']}", markup=False)

@@ -83,6 +83,7 @@ class Extension:
         estimates = estimating(surroundings)
         self.accounting = Accounting(surroundings, may_act=self._may_act, stop=self.stop)
         # What beside steering has a thread of its own, in the order in which they begin and are waited for.
+        self.metrics.brake_on.set(settings.brake)
         watchers = observers_of(surroundings)
         telling: list[Observing] = []
         if settings.shadow:
@@ -205,6 +206,7 @@ class Extension:
                 inputs=self._inputs.get,
                 accounts=Accounts(self.accounting.ledger, self.accounting.state),
                 shadow=self.settings.shadow,
+                brake=self.settings.brake,
             )
         )
         server = uvicorn.Server(uvicorn_config(app, port=self.settings.port))

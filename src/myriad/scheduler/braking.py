@@ -26,6 +26,9 @@ Json = dict[str, Any]
 _AWAY = timedelta(seconds=30)
 """`follow` is called every few seconds; after a longer gap nobody led here, or the cache did not follow."""
 
+OFF = "the extension's brake is off (MYRIAD_SCHEDULER_BRAKE=false)"
+"""What its state is called wherever it is shown."""
+
 
 def node_states(nodes: Iterable[Json], levels: tuple[str, ...]) -> dict[str, NodeState]:
     """Nodes as the brake sees them, by name. Pure."""
@@ -54,6 +57,7 @@ class Braking:
     Args:
         cache: the cluster.
         settle_s: see `Brake`.
+        enabled: False lets everything through, and says so once.
         now: an aware time.
     """
 
@@ -62,14 +66,18 @@ class Braking:
         cache: Cache,
         *,
         settle_s: float = brake.LEADER_SETTLE_S,
+        enabled: bool = True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cache = cache
         self._settle_s = settle_s
+        self._enabled = enabled
         self._now = now
         self._lock = threading.Lock()
         self._state = State()
         self._followed: datetime | None = None
+        if not enabled:
+            log.warning("%s: domains are tainted in the middle of an outage too, as many as there are", OFF)
 
     def follow(self) -> None:
         """This replica leads and its cache is in step; called every few seconds while that is so."""
@@ -92,6 +100,8 @@ class Braking:
 
     def ask(self, ask: Ask) -> Verdict:
         """May it be done? What is allowed counts for the caps; asking again about the same does not."""
+        if not self._enabled:
+            return Verdict(True)
         with self._lock:
             found = Brake(self._nodes(), self._team_nodes(), self._settle_s)
             verdict, self._state = found.ask(self._state, ask, self._now())

@@ -17,6 +17,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.leading = Gauge("myriad_scheduler_leading", "1 while this replica writes", registry=self.registry)
         self.in_step = Gauge("myriad_scheduler_cache_in_step", "1 while the cache follows", registry=self.registry)
+        self.brake_on = Gauge(
+            "myriad_scheduler_brake_on", "0 where evictions and taints do not wait in an outage", registry=self.registry
+        )
         self.waiting = Gauge("myriad_scheduler_waiting_gangs", "Gangs without quota", ["pool"], registry=self.registry)
         self.writes = Counter(
             "myriad_scheduler_check_writes", "Changes of Workloads' check entries", ["why"], registry=self.registry

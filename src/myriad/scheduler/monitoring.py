@@ -58,6 +58,14 @@ ALERTS = (
         "kubectl -n myriad-system get pods; is the API server slow, or is a CRD of Kueue gone?",
     ),
     Alert(
+        "MyriadBrakeOff",
+        "min(myriad_scheduler_brake_on) < 1",
+        "1m",
+        "ticket",
+        "The extension's brake is off: in an outage it taints domains as if the nodes were dead.",
+        "Take MYRIAD_SCHEDULER_BRAKE out of scheduler_extension_env; it is for comparing the two and for nothing else.",
+    ),
+    Alert(
         "MyriadSlowAnswerToKueue",
         "histogram_quantile(0.99, sum by (le) (rate(myriad_scheduler_accept_seconds_bucket[10m]))) > 10",
         "10m",

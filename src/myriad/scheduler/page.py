@@ -227,6 +227,8 @@ def _notes(status: Json) -> str:
     elif status["queues_not_steered"]:
         since = f" ({status['unsteered']})" if status["unsteered"] else ""
         notes.append(f"Not steered: {', '.join(status['queues_not_steered'])}{since}.")
+    if not extension.get("brake", True):
+        notes.append("The brake is off: domains are tainted in the middle of an outage too.")
     items = "".join(f'<p class="note bad">{escape(n)}</p>' for n in notes)
     return f'<div id="notes">{items}</div>'
 

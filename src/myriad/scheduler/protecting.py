@@ -57,7 +57,9 @@ class Protecting:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._braking = braking or Braking(parts.cache, settle_s=parts.settings.brake_settle_s)
+        self._braking = braking or Braking(
+            parts.cache, settle_s=parts.settings.brake_settle_s, enabled=parts.settings.brake
+        )
         self._api: Api = parts.api
         self._cache = parts.cache
         self._events = parts.events

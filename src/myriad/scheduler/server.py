@@ -91,6 +91,7 @@ class Parts:
         inputs: what a decision was made on, by its hash.
         accounts: GPU-hours, where this process keeps a ledger.
         shadow: the extension observes and decides nothing.
+        brake: its evictions and taints wait while many nodes are silent.
     """
 
     api: Api
@@ -105,6 +106,7 @@ class Parts:
     inputs: Callable[[str], dict[str, Any] | None] = lambda _: None
     accounts: Accounts = field(default_factory=lambda: Accounts(None))
     shadow: bool = False
+    brake: bool = True
 
 
 class Busy(MyriadError):
@@ -127,6 +129,7 @@ class Server:
             parts.accounts.hours,
             parts.accounts.state,
             shadow=parts.shadow,
+            brake=parts.brake,
         )
         self.hub = Hub(self._documents, lambda seen, timeout_s: parts.cache.wait(seen, timeout_s=timeout_s))
         self._workers = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="answer")

@@ -40,6 +40,8 @@ class Settings:
         ledger_url: database of the ledger (postgresql://user:password@host/database); empty: SQLite beside `decisions`.
         timezone: in which budget periods begin, an IANA name such as Europe/Berlin.
         brake_settle_s: nothing is evicted or tainted so long after a change of leader, twice as long after an outage.
+        brake: whether evictions and taints of Myriad's own wait while many nodes are silent (docs/preemption.md). False
+            is for comparing the two where nobody's work is at stake; whatever shows the extension's state says so.
         prometheus: address of the Prometheus that scrapes the node agents or DCGM: for idle GPUs. Empty: nobody looks.
         event_interval_s: the least time between two Events of one reason on one object.
         reason_writes_per_s: how fast first causes are written on jobs and Workloads at best.
@@ -74,6 +76,7 @@ class Settings:
     ledger_url: str = ""
     timezone: str = "UTC"
     brake_settle_s: float = 60.0
+    brake: bool = True
     prometheus: str = ""
     event_interval_s: float = 60.0
     reason_writes_per_s: float = 50.0

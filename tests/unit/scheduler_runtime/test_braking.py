@@ -150,3 +150,22 @@ def test_what_stands_is_kept_whatever_the_brake_says(world: Any, protecting: Pro
     stands = domain(world, "n0", "n1")
     protecting._apply(Decision(protect=(stands,)), nodes, {stands.uid: stands}, world.cache.snapshot(), 0.0)
     assert calls.nodes == ["n0", "n1"]
+
+
+def test_off_it_lets_everything_through_and_says_so(world: Any, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    off = Braking(world.cache, enabled=False, now=clock)
+    assert "brake is off (MYRIAD_SCHEDULER_BRAKE=false)" in caplog.text
+    silence(world, "n4", "n5", "n6", "n7")
+    assert off.ask(TAINT).allowed, "in the first minute of a leader, and in an outage"
+    assert off.trouble() is not None, "what it would have waited for is still seen"
+
+
+def test_the_setting_reaches_whoever_taints(world: Any, make: Any, calls: Calls) -> None:
+    settings = Settings.from_env({"MYRIAD_SCHEDULER_BRAKE": "false"})
+    world.put(WORKLOADS, make.workload("large", pods=2))
+    parts = Surroundings(calls, world.cache, settings, world.book, calls, world.metrics)  # type: ignore[arg-type]
+    nodes = {n["metadata"]["name"]: n for n in copy.deepcopy(world.api.list(NODES)[0])}
+    silence(world, "n4", "n5", "n6")
+    Protecting(parts)._apply(Decision(protect=(domain(world, "n0", "n1"),)), nodes, {}, world.cache.snapshot(), 0.0)
+    assert calls.nodes == ["n0", "n1"]
+    assert Settings.from_env({}).brake, "it is on where nobody says otherwise"

@@ -101,7 +101,9 @@ def test_queue_shows_order_and_reasons(app: typer.Typer, extension: Any, world: 
 def test_status_ends_with_4_where_a_node_takes_no_work(app: typer.Typer, extension: Any, world: Any, make: Any) -> None:
     extension["/v1/status"] = {"extension": {"leader": "ext-1", "this_replica_leads": True, "cache_behind": []}}
     code, text = call(app, "status")
-    assert code == 0 and "8 of 8 nodes take work" in text and "led by ext-1" in text
+    assert code == 0 and "8 of 8 nodes take work" in text and "led by ext-1" in text and "brake" not in text
+    extension["/v1/status"]["extension"]["brake"] = False
+    assert "brake         the extension's brake is off (MYRIAD_SCHEDULER_BRAKE=false)" in call(app, "status")[1]
     body = make.node("n0")
     body["spec"] = {"unschedulable": True}
     world.api.put(NODES, body)

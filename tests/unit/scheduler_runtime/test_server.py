@@ -82,6 +82,7 @@ def test_status_queue_and_why(http: Http, world: Any, make: Any) -> None:
         "leader": "ext-1",
         "this_replica_leads": True,
         "shadow": False,
+        "brake": True,
         "cache_behind": [],
         "ledger": {},
     }

@@ -77,6 +77,7 @@ class Source:
         hours: GPU-hours by team and pool, of the ledger.
         ledger: how far the ledger is behind; empty where there is none.
         shadow: the extension observes and decides nothing.
+        brake: its evictions and taints wait while many nodes are silent.
     """
 
     api: Api
@@ -89,6 +90,7 @@ class Source:
     hours: Callable[[], Mapping[tuple[str, str], Balance]] = dict
     ledger: Callable[[], Json] = dict
     shadow: bool = False
+    brake: bool = True
     reports: Reports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class Source:
             "leader": holder,
             "this_replica_leads": mine,
             "shadow": self.shadow,
+            "brake": self.brake,
             "cache_behind": self.not_ready(),
             "ledger": ledger,
         }

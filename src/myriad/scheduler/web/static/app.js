@@ -275,6 +275,7 @@
       const since = s.unsteered ? ` (${s.unsteered})` : "";
       if (x.shadow) notes.push("Shadow: what is planned here is recorded and changes nothing.");
       else if (s.queues_not_steered.length) notes.push(`Not steered: ${s.queues_not_steered.join(", ")}${since}.`);
+      if (x.brake === false) notes.push("The brake is off: domains are tainted in the middle of an outage too.");
       const box = byId("notes");
       if (box && box.textContent !== notes.join("")) {
         box.replaceChildren(...notes.map((n) => {
