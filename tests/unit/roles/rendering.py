@@ -51,6 +51,8 @@ def rendered(
         "vars_files": [str(ROOT / "playbooks/vars/stack.yml"), str(folder / "defaults/main.yml")],
         "tasks": [{"name": "write it", "ansible.builtin.copy": copy, "vars": {"said": said}}],
     }
+    # Templates that look for others find them beside the play.
+    (work / "templates").symlink_to(folder / "templates")
     (work / "play.yml").write_text(yaml.safe_dump([play]))
     done = subprocess.run(
         [
