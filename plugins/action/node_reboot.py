@@ -13,7 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.reboot_options import ARGUMENTS, LOOK
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_of_a_host
 
 # The same as reboot_reasons.boot_id, for a host that may not even have Python's folders yet.
 BOOT = "cat /proc/sys/kernel/random/boot_id && sed 's/.*) //' /proc/1/stat | cut -d' ' -f20"
@@ -29,19 +29,13 @@ class ActionModule(ActionBase):
         task_vars = task_vars or {}
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
-        with told_by_myriad():
-            from myriad.kube.reboot import NotBackError
-
-            try:
-                if args["state"] == "looked":
-                    result.update(self._looked(args, task_vars))
-                elif args["state"] == "planned":
-                    result.update(self._planned(args))
-                else:
-                    result.update(self._rebooted(args, task_vars))
-            except NotBackError as error:
-                # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
-                result.update(unreachable=True, msg=str(error))
+        with told_of_a_host(result):
+            if args["state"] == "looked":
+                result.update(self._looked(args, task_vars))
+            elif args["state"] == "planned":
+                result.update(self._planned(args))
+            else:
+                result.update(self._rebooted(args, task_vars))
         return result
 
     def _looked(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

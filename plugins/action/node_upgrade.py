@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.myriad.gpu.plugins.module_utils.upgrade_options import ARGUMENTS
-from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_by_myriad
+from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_of_a_host
 
 if TYPE_CHECKING:
     from myriad.upgrade.plan import Plan
@@ -23,14 +23,8 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
         states = {"planned": self._planned, "prepared": self._prepared, "finished": self._finished, "held": self._held}
-        with told_by_myriad():
-            from myriad.kube.reboot import NotBackError
-
-            try:
-                result.update(states[args["state"]](args, task_vars))
-            except NotBackError as error:
-                # Ansible's word for a host that is gone: the others are done, this one is not (exit code 3).
-                result.update(unreachable=True, msg=str(error))
+        with told_of_a_host(result):
+            result.update(states[args["state"]](args, task_vars))
         return result
 
     def _planned(self, args: dict[str, Any], _task_vars: dict[str, Any]) -> dict[str, Any]:

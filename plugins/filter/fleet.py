@@ -11,6 +11,7 @@ from ansible_collections.myriad.gpu.plugins.plugin_utils.described import checke
 from myriad.fleet import check, inventory_from_groups, objects_for_cluster_policy
 from myriad.fleet import pod_cidr as fleet_pod_cidr
 from myriad.fleet.labels import labels_from_variables
+from myriad.fleet.systems import system_fault
 from myriad.roles import with_role_settings
 
 
@@ -86,4 +87,5 @@ class FilterModule:
             "network_peers": network_peers,
             "node_labels": fleet_node_labels,
             "pod_cidr": pod_cidr,
+            "system_fault": system_fault,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleActionFail
 
@@ -33,3 +33,16 @@ def told_by_myriad() -> Iterator[None]:
     except failure as error:
         # Without the chain, which ansible would print a second time.
         raise AnsibleActionFail(str(error)) from None
+
+
+@contextmanager
+def told_of_a_host(result: dict[str, Any]) -> Iterator[None]:
+    """`told_by_myriad`, where a host that does not come back makes the task's result unreachable, Ansible's word for a
+    host that is gone: the others are done, this one is not (exit code 3)."""
+    with told_by_myriad():
+        from myriad.kube.reboot import NotBackError
+
+        try:
+            yield
+        except NotBackError as error:
+            result.update(unreachable=True, msg=str(error))

@@ -10,9 +10,8 @@ from myriad.errors import MyriadError
 from myriad.fleet import names
 from myriad.fleet.catalog import GpuModel
 from myriad.fleet.hardware import Device, read_bus, unknown_gpu
+from myriad.fleet.systems import system_fault
 
-SUPPORTED = {"debian": ("Debian", (12,)), "ubuntu": ("Ubuntu", (22, 4))}
-"""ID of os-release(5): name and first version, as the role node_base asserts it."""
 ARCHITECTURES = ("x86_64", "aarch64")
 RUNTIMES = ("containerd", "dockerd", "podman")
 CLUSTERS = ("k0s", "k3s-agent", "k3s-server", "rke2", "crio", "cri-dockerd")
@@ -126,11 +125,11 @@ def read_facts(asked: str, document: Mapping[str, Any]) -> HostFacts:
 def faults(host: HostFacts) -> list[str]:
     """Why a site cannot be made of this machine as it is, each with what to do; empty where it can."""
     found = []
-    if not _is_supported(host):
-        wanted = " or ".join(f"{name} {'.'.join(f'{n:02}' for n in first)}" for name, first in SUPPORTED.values())
+    wanted = system_fault(host.os_id, host.os_version)
+    if wanted:
         found.append(
-            f"runs {host.os_name or 'a system without os-release'}; Myriad takes {wanted} and newer: reinstall it, or "
-            "leave it out"
+            f"runs {host.os_name or 'a system without os-release'}; Myriad takes {wanted}: reinstall it, or leave it "
+            "out"
         )
     if host.arch not in ARCHITECTURES:
         found.append(
@@ -202,15 +201,6 @@ def notes(host: HostFacts, *, is_control_plane: bool) -> list[str]:
             "(inventories/example/group_vars/all/fabric.yml)"
         )
     return found
-
-
-def _is_supported(host: HostFacts) -> bool:
-    known = SUPPORTED.get(host.os_id)
-    return known is not None and _version(host.os_version) >= known[1]
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(".") if word.isdigit())
 
 
 def inventory_names(hosts: Iterable[HostFacts]) -> dict[str, str]:

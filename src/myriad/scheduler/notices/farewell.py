@@ -114,21 +114,23 @@ class Farewell:
             self._say(done.text.splitlines()[0])
         return done.due
 
-    def _announced(
-        self, key: tuple[str, str, str], resource: Resource, plan: Plan, *, ties: int = _TIES
-    ) -> Announced | None:
-        """What a job was told; None for one that needs no word: gone, ended, or of no queue."""
+    def _announced(self, key: tuple[str, str, str], resource: Resource, plan: Plan) -> Announced | None:
+        """What a job was told; None for one that needs no word: gone, ended, or of no queue.
+
+        Raises JobChangedError where it changes again and again.
+        """
         _, namespace, name = key
-        job = self._api.find(resource, name, namespace=namespace)
-        if job is None or not (job["metadata"].get("labels") or {}).get(_QUEUE) or has_ended(job):
-            return None
-        try:
-            return announce(self._api, resource, job, plan, gpus=gpus_of(job), now=self._now())
-        except JobChangedError:
-            # Its controller counts pods all the time.
-            if not ties:
-                raise
-            return self._announced(key, resource, plan, ties=ties - 1)
+        for left in reversed(range(_TIES + 1)):
+            job = self._api.find(resource, name, namespace=namespace)
+            if job is None or not (job["metadata"].get("labels") or {}).get(_QUEUE) or has_ended(job):
+                return None
+            try:
+                return announce(self._api, resource, job, plan, gpus=gpus_of(job), now=self._now())
+            except JobChangedError:
+                # Its controller counts pods all the time.
+                if not left:
+                    raise
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def end(self) -> None:
         """The drain is over, or was given up: nothing is planned any more."""
