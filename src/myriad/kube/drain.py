@@ -6,7 +6,7 @@ is left alone (deepops#804), and a drain that fails gives back exactly what it c
 anything is touched the API server is asked, by a dry-run eviction of every pod, what would stand in the way
 (kubespray#8093).
 
-Pods of all nodes are listed at once, whatever the number of nodes.
+Pods of the whole cluster are listed once, for the gangs that they tell of; while a drain waits, those of its nodes.
 """
 
 from __future__ import annotations
@@ -362,12 +362,14 @@ def release(api: Api, nodes: Sequence[str], *, by: str) -> list[str]:
     return changed
 
 
-def pods_on(api: Api, nodes: Iterable[str]) -> tuple[list[PodView], list[PodView]]:
-    """(pods of these nodes, all pods that have a node), from one list."""
-    wanted = set(nodes)
-    everything = [pod_view(pod) for pod in api.list(PODS)[0]]
-    everything = [pod for pod in everything if pod.node]
-    return [pod for pod in everything if pod.node in wanted], everything
+def pods_on(api: Api, nodes: Sequence[str]) -> list[PodView]:
+    """Pods of these nodes, asked for node by node: what the rest of a large cluster runs is not sent."""
+
+    def of(node: str) -> list[PodView]:
+        return [pod_view(pod) for pod in api.list(PODS, fields=f"spec.nodeName={node}")[0]]
+
+    with ThreadPoolExecutor(_ASKING) as pool:
+        return [pod for pods in pool.map(of, nodes) for pod in pods]
 
 
 def preflight(api: Api, nodes: Sequence[str], options: DrainOptions) -> Preflight:
@@ -382,8 +384,9 @@ def preflight(api: Api, nodes: Sequence[str], options: DrainOptions) -> Prefligh
             f"the cluster has no node {', '.join(unknown)}",
             hint="`kubectl get nodes` lists them; a node's name is its name in the inventory",
         )
-    here, everything = pods_on(api, nodes)
-    going = [pod for pod in here if pod.must_go]
+    # All of them, once: a gang is told by its pods on other nodes.
+    everything = [pod for pod in map(pod_view, api.list(PODS)[0]) if pod.node]
+    going = [pod for pod in everything if pod.node in set(nodes) and pod.must_go]
     budgets = api.list(DISRUPTION_BUDGETS)[0] if going else []
     asked = [pod for pod in going if not pod.terminating]
     with ThreadPoolExecutor(_ASKING) as pool:
@@ -485,7 +488,7 @@ def drain(
         closed = cordon(api, nodes, by=options.by, reason=options.reason)
         if farewell is not None:
             # Listed anew: asking takes a while, and what came before the cordon is evicted too.
-            farewell.tell(pod for pod in pods_on(api, nodes)[0] if pod.must_go)
+            farewell.tell(pod for pod in pods_on(api, nodes) if pod.must_go)
         _evict_all(api, nodes, options, sleep, clock, say)
         return foreseen, closed
     except BaseException:
@@ -509,7 +512,7 @@ def _evict_all(
     refused: dict[str, str] = {}
     said = -1
     while True:
-        left = [pod for pod in pods_on(api, nodes)[0] if pod.must_go]
+        left = [pod for pod in pods_on(api, nodes) if pod.must_go]
         if not left:
             return
         if len(left) != said:

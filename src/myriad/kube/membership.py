@@ -117,7 +117,7 @@ def forget(api: Api, names: Sequence[str], *, dry_run: bool = False) -> Forgotte
     done = Forgotten()
     if not found:
         return done
-    here, _everything = pods_on(api, [one.name for one in found])
+    here = pods_on(api, [one.name for one in found])
     for pod in here:
         done.pods.setdefault(pod.node, []).append(pod.key)
         if not dry_run:

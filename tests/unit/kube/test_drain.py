@@ -69,10 +69,11 @@ class FakeApi:
         self.stuck: set[str] = set()
         self.conflicts = 0
 
-    def list(self, resource: Any, **_: Any) -> tuple[list[Json], str]:
-        self.calls.append(f"list {resource.plural}")
+    def list(self, resource: Any, *, fields: str = "") -> tuple[list[Json], str]:
+        self.calls.append(f"list {resource.plural} {fields}".rstrip())
         kinds = {NODES: self.nodes.values(), PODS: self.pods.values(), DISRUPTION_BUDGETS: self.budgets}
-        return copy.deepcopy([*kinds[resource]]), "1"
+        node = fields.removeprefix("spec.nodeName=")
+        return copy.deepcopy([o for o in kinds[resource] if not fields or o["spec"].get("nodeName") == node]), "1"
 
     def get(self, _resource: Any, name: str, **_: Any) -> Json:
         if name not in self.nodes:
@@ -151,11 +152,15 @@ def test_pods_leave_and_what_belongs_to_the_node_stays() -> None:
     assert Cordon.of(api.nodes["gpu1"]) == Cordon("reboot", Cordon.of(api.nodes["gpu1"]).at, "the kernel is old", False)  # type: ignore[union-attr]
 
 
-def test_many_nodes_cost_one_list_of_pods_a_look() -> None:
+def test_the_whole_clusters_pods_are_listed_once_and_then_those_of_its_nodes() -> None:
     names = [f"gpu{k}" for k in range(20)]
     api = FakeApi([node(name) for name in names], [pod(f"a{k}-0", name) for k, name in enumerate(names)])
     run(api, *names)
-    assert api.calls.count("list pods") == 3  # the preflight, what is to go, and that nothing is left
+    assert api.calls.count("list pods") == 1, "the preflight: gangs are told by their pods elsewhere"
+    asked = [call for call in api.calls if call.startswith("list pods spec.nodeName=")]
+    assert sorted(asked) == sorted(f"list pods spec.nodeName={name}" for name in [*names, *names]), (
+        "what is to go, and that nothing is left"
+    )
     assert api.calls.count("list nodes") == 1
 
 

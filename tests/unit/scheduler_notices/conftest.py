@@ -53,12 +53,20 @@ class FakeApi:
         return found
 
     def list(
-        self, resource: Resource, *, namespace: str | None = None, labels: str | None = None, **_: Any
+        self,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        labels: str | None = None,
+        fields: str = "",
+        **_: Any,
     ) -> tuple[list[Json], str]:
+        node = fields.removeprefix("spec.nodeName=")
         items = [
             copy.deepcopy(o)
             for o in self.objects.get(resource.plural, {}).values()
             if (namespace is None or o["metadata"].get("namespace") == namespace)
+            and (not node or (o.get("spec") or {}).get("nodeName") == node)
             and (not labels or dict([labels.split("=")]).items() <= (o["metadata"].get("labels") or {}).items())
         ]
         return items, str(self._version)
