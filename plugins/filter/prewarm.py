@@ -103,6 +103,7 @@ def prewarm_looks(hosts: Sequence[str], variables: Mapping[str, Any]) -> dict[st
             {key: one.get(key) for key in ("ref", "digest", "sentence", "warnings", "needs_bytes", "outcome")}
             for one in look.get("images") or []
         ]
+        kept["surplus"] = list(look.get("surplus") or [])
         kept["rack"] = look.get("rack", "")
         kept["registry"] = look.get("registry", "")
         result[host] = kept

@@ -36,6 +36,7 @@ class Warming:
         self.path = os.path.join(params["folder"], "warm.json")
         self.state = warm_keep.load(self.path)
         self.changed = []
+        self.released = []
         self.notes = []
         self.before = {}
 
@@ -218,6 +219,7 @@ class Warming:
         for digest in sorted(set(self.state["images"]) - wanted):
             reference = self.state["images"][digest]["ref"]
             self.changed.append(f"image {reference} released")
+            self.released.append(reference)
             if self.check:
                 continue
             if reference in self.before:

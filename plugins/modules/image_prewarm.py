@@ -159,6 +159,11 @@ outcome:
   description: The worst of them.
   returned: state is present or check
   type: str
+surplus:
+  description: Images that an earlier run pinned and that nobody wants any more; with C(state=present) they were released.
+  returned: state is present or check
+  type: list
+  elements: str
 elsewhere:
   description: Whether another registry may have what this one did not give.
   returned: state is present or check
@@ -295,6 +300,7 @@ def main():
     answer = {
         "changed": bool(work.changed) and (check is False or module.check_mode),
         "changed_items": work.changed,
+        "surplus": work.released,
         "images": results,
         "outcome": min(outcomes, key=WORST.index, default="warm"),
         "elsewhere": warm_image.elsewhere(results),

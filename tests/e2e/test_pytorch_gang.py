@@ -100,7 +100,7 @@ def test_a_torch_gang_runs_on_prewarmed_nodes(lab: Any, playbook: Any, digest: s
 
 def _forget(lab: Any, playbook: Any, digest: str) -> None:
     """The nodes as they are described, and without 20 GB that nobody uses any more."""
-    # A prewarm has no business on nodes that are warm; it is the site that lets go of what nobody wants.
+    # The whole site, not only a prewarm: the nodes are as described afterwards.
     run = playbook("site", "--limit", ",".join(NODES), "-e", "site_full=true", timeout=300)
     assert run.code == 0, run.output[-3000:]
     for node in NODES:

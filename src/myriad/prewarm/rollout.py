@@ -19,14 +19,15 @@ def plan_rollout(
     """Waves of the nodes that have something to do.
 
     Args:
-        looks: by host what the look found (`outcome`, `images`), and its `rack` and `registry`.
+        looks: by host what the look found (`outcome`, `images`, `surplus`), and its `rack` and `registry`.
         limits: of the rollout.
         seed: of the order.
         look_only: nobody is to pull: `hosts` stays empty.
 
     Returns:
         `order` and `sizes` of the waves; `hosts`, those of a play (`sizes` is its `serial`);
-        `wave` by host; `warm` and `refused` hosts;
+        `wave` by host; `warm` and `refused` hosts; `surplus`, those of the warm that keep images which nobody wants
+        there any more: they are in no wave, and have something to do all the same;
         `first`, whether the first wave is the single node that tries the image; `text` for people.
     """
     warm = sorted(host for host, look in looks.items() if look.get("outcome") == "warm")
@@ -47,6 +48,7 @@ def plan_rollout(
         "sizes": [len(wave) for wave in found],
         "wave": {node.name: number for number, wave in enumerate(found, start=1) for node in wave},
         "warm": warm,
+        "surplus": [] if look_only else [host for host in warm if looks[host].get("surplus")],
         "refused": refused,
         "failed": failed,
         "first": not warm,
@@ -157,6 +159,8 @@ def _text(found: Mapping[str, Any], limits: Limits) -> str:
             f"(a node draws up to {limits.node_gbit:g} Gbit/s; caps: rack {limits.rack_gbit:g}, "
             f"registry {limits.registry_gbit:g} Gbit/s)"
         )
+    if found["surplus"]:
+        lines.append(f"{len(found['surplus'])} of the warm let go of images that nobody wants there any more")
     for kind in ("refused", "failed"):
         shown = list(found[kind].items())[:_SHOWN]
         lines += [f"  {host}  {kind}: {sentence}" for host, sentence in shown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from ansible_collections.myriad.gpu.plugins.module_utils import warm_keep
 from ansible_collections.myriad.gpu.plugins.module_utils.warm_engine import Engine
+from ansible_collections.myriad.gpu.plugins.module_utils.warm_image import Warming
 
 DIGEST = "sha256:" + "a" * 64
 REFERENCE = f"registry.myriad.internal/myriad/pytorch@{DIGEST}"
@@ -54,3 +56,40 @@ def test_a_keeper_that_the_node_made_again_is_the_modules_own(engine: Engine) ->
     assert warm_keep.look(state, True) == [f"{REFERENCE} had no container that keeps it; it has one again"]
     assert engine.images()[REFERENCE] == (DIGEST, True)
     assert warm_keep.look(state, True) == []
+
+
+class Pins:
+    """A runtime as far as letting go of an image needs one."""
+
+    name, address, snapshotter, silence = "containerd", "", "", ""
+
+    def __init__(self) -> None:
+        self.unpinned: list[str] = []
+
+    def answers(self, _timeout_s: float) -> bool:
+        return True
+
+    def images(self) -> dict[str, dict[str, str]]:
+        return {"registry/old": {}}
+
+    def unpin(self, reference: str) -> None:
+        self.unpinned.append(reference)
+
+
+@pytest.mark.parametrize(("release", "surplus"), [(True, ["registry/old"]), (False, [])])
+def test_a_look_tells_what_nobody_wants_any_more_and_a_run_lets_go_of_it(
+    tmp_path: Path, release: bool, surplus: list[str]
+) -> None:
+    digest = "sha256:" + "0" * 64
+    images = {digest: {"ref": "registry/old", "tags": []}}
+    (tmp_path / "warm.json").write_text(json.dumps({"version": warm_keep.VERSION, "images": images}))
+    params = {"images": [], "release": release, "folder": str(tmp_path), "state": "check", "start_timeout_s": 1}
+    runtime = Pins()
+    look = Warming(runtime, params, True, None)
+    assert look.run() == [] and look.released == surplus and not runtime.unpinned
+    run = Warming(runtime, {**params, "state": "present"}, False, None)
+    run.run()
+    assert run.released == runtime.unpinned == surplus
+    again = Warming(runtime, params, True, None)
+    again.run()
+    assert again.released == [], "once is enough"

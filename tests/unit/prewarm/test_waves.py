@@ -181,6 +181,15 @@ class TestRollout:
         assert "4 nodes lack images, 1 has them, 1 have no room" in found["text"]
         assert "full  refused: needs 44.0 GB" in found["text"]
 
+    def test_warm_nodes_with_images_that_nobody_wants_are_in_no_wave_and_let_go_of_them(self) -> None:
+        looks = {**self.looks(2, warm=2), "w000": look("warm", surplus=["registry/old"])}
+        looks["c000"] = look("cold", surplus=["registry/old"])
+        found = plan_rollout(looks, Limits())
+        assert found["surplus"] == ["w000"], "a node of a wave does it there"
+        assert set(found["order"]) == {"c000", "c001"}
+        assert "1 of the warm let go of images that nobody wants there any more" in found["text"]
+        assert plan_rollout(looks, Limits(), look_only=True)["surplus"] == [], "a look changes nothing"
+
     def test_the_verdict_counts_waves_before_this_one_only(self) -> None:
         found = plan_rollout(self.looks(100), Limits())
         assert found["sizes"] == [1, 9, 90]
