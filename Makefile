@@ -8,9 +8,12 @@ BIN := .venv/bin
 LAB := src/myriad/lab
 # Arguments after a target: make test ARGS="-k placement"
 ARGS ?=
+# Of make soak: how long, and from which seed (drawn and printed without one).
+MINUTES ?= 30
+SEED ?=
 PYTEST := $(BIN)/pytest $(ARGS)
 
-.PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e \
+.PHONY: help env preflight lab lab-down lab-clean lab-status check lint types unit molecule test test-full integration e2e soak \
         bench-placement bench-scale bench-scheduling bench-storm bench-protection bench-bringup bench-prewarm bench-image bench-page bench-eta bundle validate build clean
 
 help: ## list the verbs
@@ -65,6 +68,9 @@ test: check ## everything that a change must pass: check, integration and end to
 
 test-full: check ## make test and the slow tests, for the night (about three hours)
 	$(BIN)/python -m myriad.lab.testing tests/integration tests/api tests/e2e tests/scale $(ARGS)
+
+soak: env ## random faults against running gangs on the lab that is up: MINUTES=30 SEED=n ARGS=--dry-run
+	@$(BIN)/myriad lab soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench-placement: env ## one placement decision at 10,000 and 50,000 GPUs, as JSON lines
 	@$(BIN)/python -m tests.scale.bench_placement $(ARGS)

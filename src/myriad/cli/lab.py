@@ -1,4 +1,4 @@
-"""`myriad lab up|down|clean|status|fault`: the embedded default, as `make lab` and its siblings call it."""
+"""`myriad lab up|down|clean|status|fault|soak`: the embedded default, as `make lab` and its siblings call it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     lab.command("clean")(clean)
     lab.command("status")(status)
     lab.command("fault")(fault)
+    lab.command("soak")(soak)
     app.add_typer(lab, name="lab")
 
 
@@ -135,6 +136,46 @@ def fault(
         emit_json({"node": node, "faults": document["faults"]})
         return
     console.print(_faults_text(node, document), markup=False)
+
+
+def soak(
+    minutes: Annotated[int, typer.Option("--minutes", help="How long faults come; recovery comes on top.")] = 30,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="The same seed is the same plan; drawn without it.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="The plan in these JSON lines, of an earlier soak.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only this kind of fault; may be given again.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and touch nothing.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="JSON lines; a file in .lab/logs without it.")] = None,
+    as_json: JsonOption = False,
+    clone: CloneOption = None,
+) -> None:
+    """Random faults against running gangs on the lab; what must hold is checked all along. Exit 2 where it did not."""
+    from myriad.lab.soak.command import planned, soaked
+    from myriad.lab.soak.report import plan_lines, result_lines
+    from myriad.lab.state import clone_root
+
+    root = clone_root(clone)
+    plan = planned(root, minutes=minutes, seed=seed, replay=replay, only=only or [])
+    say = err_console if as_json else console
+    if not as_json or not dry_run:
+        for line in plan_lines(plan):
+            say.print(line, markup=False)
+    if dry_run:
+        if as_json:
+            emit_json({"plan": plan.as_json()})
+        return
+    result = soaked(root, plan, out=out, say=lambda text: say.print(text, markup=False))
+    if as_json:
+        emit_json(result.as_json())
+    else:
+        for line in result_lines(result):
+            say.print(line, markup=False)
+    raise typer.Exit(130 if result.is_cut_short else 0 if result.ok else 2)
 
 
 def _list_faults(*, as_json: bool) -> None:
