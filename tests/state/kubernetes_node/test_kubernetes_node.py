@@ -74,3 +74,27 @@ def test_a_node_that_was_not_proven_takes_no_work(host: Host) -> None:
 @pytest.mark.parametrize("path", ["/run/myriad-kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubelet.conf"])
 def test_no_token_is_left_on_the_node(host: Host, path: str) -> None:
     assert not host.file(path).exists
+
+
+@pytest.mark.parametrize("path", ["/pods", "/metrics", "/configz", "/logs/", "/runningpods/"])
+def test_the_kubelet_answers_nobody_without_a_name(host: Host, path: str) -> None:
+    answer = "curl -ksS -o /dev/null -w '%{http_code}' https://127.0.0.1:10250"
+    assert host.check_output(answer + path) == "401"
+
+
+def test_the_kubelet_has_no_port_that_asks_for_no_name(host: Host) -> None:
+    # 7: nothing listens.
+    assert host.run("curl -sS --max-time 5 http://127.0.0.1:10255/pods").rc == 7
+
+
+def test_the_kubelet_was_told_so(host: Host) -> None:
+    """kubeadm's configuration says the same of its own accord; the drop-in says it whatever that says."""
+    text = host.file("/etc/kubernetes/kubelet.conf.d/50-myriad.conf").content_string
+    assert "readOnlyPort: 0\n" in text and "rotateCertificates: true\n" in text and "mode: Webhook\n" in text
+
+
+def test_what_the_kubelet_knows_is_for_root_alone(host: Host) -> None:
+    for path in ("/etc/kubernetes/kubelet.conf", "/var/lib/kubelet/config.yaml"):
+        found = host.file(path)
+        assert (found.user, found.mode & 0o133) == ("root", 0), path
+    assert host.file("/etc/kubernetes/kubelet.conf").mode == 0o600

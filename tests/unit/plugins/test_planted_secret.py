@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,12 +34,12 @@ def kubeconfig(fake_api: Any, tmp_path: Path) -> Path:
     return path
 
 
-def play(kubeconfig: Path, root: Path, secret: str, **more: Any) -> str:
+def play(kubeconfig: Path, root: Path, secret: str, data: str = "", **more: Any) -> str:
     """What roles do with secrets: a Secret, a file, a program that answers with one, and one that is handed one."""
     metadata = {"name": "pull", "namespace": "team"}
     objects = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"password": coded(secret)}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"password": data or coded(secret)}},
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"open": OPEN}},
     ]
     file = {"path": "/etc/access.json", "content": secret, "mode": "0600", "secret": True, **more}
@@ -102,3 +104,26 @@ def test_an_error_shows_everything_but_the_secret(
     text = everything(done, tmp_path)
     assert "it is wrong" in text
     assert leaks(text) == []
+
+
+def test_a_value_of_the_vault_is_used_and_not_shown(
+    ansible: Callable[..., Any], fake_api: Any, kubeconfig: Path, tmp_path: Path
+) -> None:
+    """As a description keeps one: encrypted in group_vars, the password in a file that no run names."""
+    root, password = tmp_path / "root", tmp_path / "vault-password"
+    root.mkdir()
+    password.write_text("correct horse\n")
+    encrypted = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-vault")), "encrypt_string", SECRET, "--name", "planted"],
+        env={**os.environ, "ANSIBLE_VAULT_PASSWORD_FILE": str(password)}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars/all.yml").write_text(encrypted)
+    # Beside the playbook, as ansible finds it; the text of the play holds an expression instead of the secret.
+    text = play(kubeconfig, root, "{{ planted }}", "{{ planted | b64encode }}")
+    assert leaks(text + encrypted) == []
+    done = ansible(text, "--diff", "-vvv", ANSIBLE_VAULT_PASSWORD_FILE=str(password))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (root / "etc/access.json").read_text() == SECRET
+    assert fake_api.get("secrets", "pull", namespace="team")["data"]["password"] == coded(SECRET)
+    assert leaks(everything(done, tmp_path)) == []

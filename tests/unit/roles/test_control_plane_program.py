@@ -186,3 +186,71 @@ def test_those_that_are_named_come_first_in_the_kubeconfig(monkeypatch: pytest.M
     assert found["current-context"] == "cp3"
     assert [context["name"] for context in found["contexts"]] == ["cp3", "cp1", "cp2"]
     assert (tmp_path / "remote.conf").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_host_that_has_joined_asks_for_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(*command: str, stdin: str | None = None) -> str:
+        asked.append(command)
+        return '{"public": "MIIB"}'
+
+    monkeypatch.setattr(program, "run", run)
+    monkeypatch.setattr(program, "JOINED", (str(tmp_path / "joined"),))
+    assert program.introduce()["public"] == "MIIB"
+    assert asked == [("/usr/local/lib/myriad/encryption-keys", "ask")]
+    (tmp_path / "joined").touch()
+    assert "public" not in program.introduce() and len(asked) == 1
+
+
+class Pods:
+    """A host whose kubeadm writes another manifest, and whose kubelet takes two looks to see it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+        self.calls: list[str] = []
+        self.looks = 0
+        self._folder, self._written = folder, written
+        for name in program.COMPONENTS:
+            (folder / f"{name}.yaml").write_text("before\n")
+        monkeypatch.setattr(program, "MANIFESTS", str(folder))
+        monkeypatch.setattr(program, "INIT", str(folder / "init.yaml"))
+        monkeypatch.setattr(program, "KEYS", str(folder / "encryption.json"))
+        monkeypatch.setattr(program, "gate", lambda: self.calls.append("gate"))
+        monkeypatch.setattr(program.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(program, "run", self._run)
+        (folder / "init.yaml").write_text(f"value: {program.KEYS}\n")
+
+    def _run(self, *command: str, stdin: str | None = None) -> str:
+        if command[0] == "sha256sum":
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        if command[0] == "crictl":
+            self.looks += 1
+            return "old\n" if self.looks < 3 or self._written == "before\n" else "new\n"
+        self.calls.append(" ".join(command))
+        if "control-plane" in command:
+            (self._folder / "kube-apiserver.yaml").write_text(self._written)
+        return ""
+
+
+def test_what_kubeadm_runs_is_brought_to_the_sites_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = Pods(tmp_path, monkeypatch, "after\n")
+    with pytest.raises(program.Refused, match="encryption-keys make"):
+        program.manifests()
+    assert pods.calls == [], "an API server that finds no key does not start"
+    (tmp_path / "encryption.json").touch()
+    assert program.manifests() == {"changed": True, "manifests": [str(tmp_path / "kube-apiserver.yaml")]}
+    assert pods.looks == 3, "the one from before answers until the kubelet has seen the file"
+    init = f"--config {tmp_path}/init.yaml"
+    assert pods.calls == [
+        "gate", f"kubeadm init phase upload-config kubeadm {init}", f"kubeadm init phase control-plane all {init}",
+        "gate", "/usr/local/lib/myriad/kubeadm-once made",
+    ]  # fmt: skip
+
+
+def test_nothing_is_waited_for_where_it_is_so_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = Pods(tmp_path, monkeypatch, "before\n")
+    (tmp_path / "encryption.json").touch()
+    assert program.manifests() == {"changed": False, "manifests": []}
+    assert pods.looks == 1

@@ -21,7 +21,7 @@ class Node:
         self.root = root
         text = TEMPLATE.read_text(encoding="utf-8").replace("{{ ansible_managed | comment }}", "#")
         assert "{{" not in text
-        for path in ("/var/lib/myriad", "/var/lib/kubelet", "/etc/kubernetes", "/run/myriad"):
+        for path in ("/var/lib/myriad", "/var/lib/kubelet", "/etc/kubernetes", "/run/myriad", "/usr/local/lib/myriad"):
             text = text.replace(path, f"{root}{path}")
         text = text.replace("/usr/local/sbin:/usr/local/bin:", f"{root}/bin:")
         for folder in ("bin", "run", "etc/kubernetes/manifests", "var/lib/kubelet"):
@@ -85,3 +85,52 @@ def test_what_kubeadm_wrote_is_noted_with_its_sums(node: Node) -> None:
         f"{node.root}/{name}": hashlib.sha256(text.encode()).hexdigest()
         for name, text in (("etc/kubernetes/manifests/etcd.yaml", "etcd\n"), ("var/lib/kubelet/config.yaml", "a: 1\n"))
     }
+
+
+def with_keys(node: Node, code: int = 0) -> None:
+    """Let the program of the keys note how it was called, among kubeadm's calls."""
+    folder = node.root / "usr/local/lib/myriad"
+    folder.mkdir(parents=True)
+    program = folder / "encryption-keys"
+    program.write_text(f'#!/bin/sh\necho "keys $@" >> {node.root}/calls\nexit {code}\n', encoding="utf-8")
+    program.chmod(0o755)
+
+
+INIT = "- name: encryption-provider-config\n  value: {root}/etc/kubernetes/pki/encryption.json\n"
+JOIN = "# sealed-key: AAA=\n# sealed-key: BBB=\nkind: JoinConfiguration\ncontrolPlane:\n  x: y\n"
+
+
+def test_the_key_is_there_before_the_first_api_server_starts(node: Node) -> None:
+    with_keys(node)
+    node.write("init.yaml", INIT.format(root=node.root))
+    assert node.run("init", str(node.root / "init.yaml")).returncode == 0
+    assert [call.split()[:2] for call in node.calls] == [["keys", "make"], ["init", "--config"]]
+
+
+def test_a_cluster_without_encryption_gets_no_key(node: Node) -> None:
+    with_keys(node)
+    node.write("init.yaml", "apiServer: {}\n")
+    assert node.run("init", str(node.root / "init.yaml")).returncode == 0
+    assert [call.split()[0] for call in node.calls] == ["init"]
+
+
+def test_a_further_control_plane_takes_the_keys_that_it_was_lent(node: Node) -> None:
+    with_keys(node)
+    node.write("join.yaml", JOIN)
+    assert node.run("join", str(node.root / "join.yaml")).returncode == 0
+    assert node.calls[0] == "keys take AAA= BBB=" and node.calls[1].startswith("join --config")
+
+
+def test_one_that_cannot_open_them_does_not_join(node: Node) -> None:
+    """It would start an API server that reads no Secret."""
+    with_keys(node, code=2)
+    node.write("join.yaml", JOIN)
+    assert node.run("join", str(node.root / "join.yaml")).returncode == 2
+    assert node.calls == ["keys take AAA= BBB="]
+
+
+def test_a_worker_asks_for_no_keys(node: Node) -> None:
+    with_keys(node)
+    node.write("join.yaml", "kind: JoinConfiguration\n")
+    assert node.run("join", str(node.root / "join.yaml")).returncode == 0
+    assert [call.split()[0] for call in node.calls] == ["join"]
