@@ -149,7 +149,8 @@ class Server:
         self.description = openapi(self.endpoints, version=own_version())
 
     def _documents(self, scope: Scope) -> Documents:
-        return self.source.documents(self._cache(scope), scope)
+        cache = self._cache(scope)
+        return {**self.source.documents(cache, scope), "budgets": self.parts.accounts.rows(cache)}
 
     # Threads
 

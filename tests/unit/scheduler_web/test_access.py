@@ -16,9 +16,10 @@ from myriad.bench.page_serve import NoCluster, Served, serve
 from myriad.bench.page_world import fill
 from myriad.errors import InputError
 from myriad.scheduler.cache import Cache
+from myriad.scheduler.ledger.store import LedgerError
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.server import OPEN_ROUTES, STREAM, Parts, build_app
-from myriad.scheduler.web.auth import COOKIE, REFUSED_S, AuthSettings, Denied, Gatekeeper, Scope
+from myriad.scheduler.web.auth import COOKIE, EVERYTHING, REFUSED_S, AuthSettings, Denied, Gatekeeper, Scope
 from myriad.scheduler.web.endpoint import Endpoint, Rule
 from myriad.scheduler.web.scope import ScopedCache
 
@@ -370,3 +371,30 @@ def test_the_page_shows_the_budgets_of_whoever_looks(served: Served) -> None:
     assert "held: speech/h100" in whole
     assert '<tr data-key="vision//h100">' in part and "speech" not in part
     assert 'id="budgets"' not in none
+
+
+def test_budgets_are_live_and_as_reduced_as_the_page(served: Served) -> None:
+    teams = Scope(False, frozenset({"vision"}), "vision-user")
+    whole, part = (served.server._documents(scope)["budgets"] for scope in (EVERYTHING, teams))
+    assert {"vision//h100", "speech//h100"} < set(whole) and whole["speech//h100"]["held"] == ["speech/h100"]
+    assert part and {row["team"] for row in part.values()} == {"vision"}
+    before = whole["vision//h100"]
+    assert before["used_h"] == round(before["used_h"], 1)
+    assert served.server._documents(Scope(False, frozenset(), "nobody"))["budgets"] == {}
+
+
+def test_a_ledger_that_is_away_leaves_the_last_budgets_on_the_page(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = served.server.parts.accounts
+    known = accounts.rows(served.cache)
+    asked: list[float] = []
+
+    def away(_: Any) -> Any:
+        asked.append(1.0)
+        raise LedgerError("its database does not answer")
+
+    monkeypatch.setattr(accounts, "_all", away)
+    monkeypatch.setattr(accounts, "_silent_at", float("-inf"))
+    assert known and accounts.rows(served.cache) == known
+    assert accounts.rows(served.cache) == known and len(asked) == 1, "what else is live does not wait for it"

@@ -1,9 +1,9 @@
 """Live changes as server-sent events: what changed since the last look, computed once for all who see the same.
 
-Each event carries one section (`totals`, `quotas`, `jobs`, `nodes`, `decisions`): rows that are new or changed under
-`set`, keys that are gone under `gone`, and `full` where it replaces everything. A client that comes back with
-Last-Event-ID gets what it missed while that is remembered, else the whole. A client that does not keep up is dropped
-and told, so that it costs nothing to the others.
+Each event carries one section (`totals`, `quotas`, `budgets`, `jobs`, `nodes`, `decisions`): rows that are new or
+changed under `set`, keys that are gone under `gone`, and `full` where it replaces everything. A client that comes back
+with Last-Event-ID gets what it missed while that is remembered, else the whole. A client that does not keep up is
+dropped and told, so that it costs nothing to the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 Rows = dict[str, Any]
 Documents = dict[str, Rows]
 
-SECTIONS = ("totals", "quotas", "jobs", "nodes", "decisions")
+SECTIONS = ("totals", "quotas", "budgets", "jobs", "nodes", "decisions")
 CLIENTS = 400
 QUEUED = 64
 REMEMBERED = 256

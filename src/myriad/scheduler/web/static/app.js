@@ -52,13 +52,13 @@
     s.textContent = text;
     return s;
   }
-  function meter(used, nominal) {
+  function meter(used, nominal, text = `${used} of ${nominal}`) {
     const m = document.createElement("meter");
     m.min = 0;
     m.max = Math.max(nominal, used, 1);
     m.value = used;
     m.setAttribute("aria-hidden", "true");
-    return [m, ` ${used} of ${nominal}`];
+    return [m, ` ${text}`];
   }
   function timeCell(text) {
     const t = document.createElement("time");
@@ -134,6 +134,8 @@
     return [t];
   }
 
+  const tenths = (h) => h.toLocaleString("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
   const tables = {
     waiting: new Table("waiting", (key, r) => [
       [link(key)], r.team || r.cluster_queue, r.pool, r.position, r.size, r.priority, age(r), etaText(r.eta),
@@ -146,6 +148,12 @@
     quotas: new Table("quotas", (key, q) => [
       q.team || key, q.pool, meter(q.used_gpus, q.nominal_gpus), q.borrowed_gpus, Math.max(0, q.nominal_gpus - q.used_gpus),
       q.lent_by_others_now, q.running, q.waiting, q.steered ? "yes" : [strong("no")],
+    ]),
+    budgets: new Table("budgets", (key, b) => [
+      b.project ? `${b.team}, project ${b.project}` : b.team, b.pool, b.period_name,
+      meter(b.used_h, b.budget_h, `${tenths(b.used_h)} of ${b.budget_h.toLocaleString("en-US")}`), tenths(b.left_h),
+      timeCell(b.period_end),
+      [...(b.state === "used_up" ? [strong("used up: ")] : []), b.sentence + (b.held.length ? `; held: ${b.held.join(", ")}` : "")],
     ]),
     nodes: new Table("nodes", (name, n) => {
       const sign = document.createElement("span");
@@ -301,8 +309,8 @@
   // The stream
 
   if (!("live" in document.body.dataset) || !window.EventSource || new URLSearchParams(location.search).get("job")) return;
-  const sections = { queue: "totals,quotas,jobs", map: "totals,nodes", decisions: "decisions" }[view];
-  const data = { totals: new Map(), quotas: new Map(), jobs: new Map(), nodes: new Map(), decisions: new Map() };
+  const sections = { queue: "totals,quotas,budgets,jobs", map: "totals,nodes", decisions: "decisions" }[view];
+  const data = { totals: new Map(), quotas: new Map(), budgets: new Map(), jobs: new Map(), nodes: new Map(), decisions: new Map() };
   const dirty = new Set();
   let planned = false;
   function draw() {
@@ -310,6 +318,7 @@
     if (dirty.has("totals")) totals(Object.fromEntries(data.totals));
     if (dirty.has("jobs")) { tables.waiting.draw(data.jobs); tables.running.draw(data.jobs); }
     if (dirty.has("quotas")) tables.quotas.draw(data.quotas);
+    if (dirty.has("budgets")) tables.budgets.draw(data.budgets);
     if (dirty.has("nodes")) {
       if (map) map.set(data.nodes);
       tables.nodes.draw(data.nodes);
