@@ -159,7 +159,13 @@ class ControlPlane:
 
 @contextlib.contextmanager
 def control_plane(
-    work: Path, *, users: Sequence[str] = (), run_s: float = 0.0, kubelets: bool = True, qps: int = 0
+    work: Path,
+    *,
+    users: Sequence[str] = (),
+    run_s: float = 0.0,
+    kubelets: bool = True,
+    qps: int = 0,
+    integrations: Sequence[str] = ("batch/job",),
 ) -> Iterator[ControlPlane]:
     """Start everything, and stop it at the end.
 
@@ -170,9 +176,10 @@ def control_plane(
         kubelets: play the kubelets of all nodes; False where somebody else does.
         qps: requests a second that Kueue, the controller manager and the scheduler may send, twice that in a burst;
             0: their own defaults.
+        integrations: what Kueue manages.
     """
     with api_server(work, users=users) as plane:
-        _install_kueue(plane, qps)
+        _install_kueue(plane, qps, integrations)
         _start_controllers(plane, qps)
         if kubelets:
             _start_kubelets(plane, run_s)
@@ -262,7 +269,7 @@ def _start_api(plane: ControlPlane, users: Sequence[str]) -> None:
     _wait_ready(plane, f"{plane.url}/readyz", START_S)
 
 
-def _install_kueue(plane: ControlPlane, qps: int) -> None:
+def _install_kueue(plane: ControlPlane, qps: int, integrations: Sequence[str]) -> None:
     chart = find_chart()
     assert chart, "Kueue's chart is not there"
     rendered = subprocess.run(
@@ -304,7 +311,7 @@ def _install_kueue(plane: ControlPlane, qps: int) -> None:
     plane.apply(objects)
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", f"--timeout={60 * PATIENCE:.0f}s")
     config["leaderElection"] = {"leaderElect": False}
-    config["integrations"] = {"frameworks": ["batch/job"]}
+    config["integrations"] = {"frameworks": list(integrations)}
     config["metrics"] = {"bindAddress": "0"}
     config["health"] = {"healthProbeBindAddress": f"127.0.0.1:{_free_port()}"}
     config["webhook"] = {"port": port, "host": "127.0.0.1", "certDir": str(plane.work / "pki")}
@@ -333,8 +340,9 @@ def _start_controllers(plane: ControlPlane, qps: int) -> None:
             f"--kubeconfig={plane.kubeconfig}",
             "--leader-elect=false",
             f"--service-account-private-key-file={key}",
-            "--controllers=job-controller,namespace-controller,garbage-collector-controller,node-lifecycle-controller,"
-            "taint-eviction-controller,pod-garbage-collector-controller,resourcequota-controller",
+            "--controllers=job-controller,deployment-controller,replicaset-controller,namespace-controller,"
+            "garbage-collector-controller,node-lifecycle-controller,taint-eviction-controller,"
+            "pod-garbage-collector-controller,resourcequota-controller",
             f"--secure-port={_free_port()}",
             "--node-monitor-grace-period=120s",
             *pace,
