@@ -1,4 +1,4 @@
-"""`myriad lock verify|show|diff|pin`: the one place where versions and checksums stand."""
+"""`myriad lock verify|show|diff|outside|pin`: the one place where versions and checksums stand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from rich.table import Table
 
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
+from myriad.stack.bundle import Bundle
 from myriad.stack.compat import check
 from myriad.stack.fetch import Fetcher
 from myriad.stack.lock import OPEN, Lock, default_lock_path, load_lock, load_rules
 from myriad.stack.lockdiff import diff_locks
+from myriad.stack.outside import of_build, of_site
 from myriad.stack.pin import find_pins, record_pins
 from myriad.stack.pull import Puller
 from myriad.stack.settings import read_settings
@@ -30,6 +32,7 @@ def register(app: typer.Typer) -> None:
     lock.command("verify")(verify)
     lock.command("show")(show)
     lock.command("diff")(diff)
+    lock.command("outside")(outside)
     lock.command("pin")(pin)
     app.add_typer(lock, name="lock")
 
@@ -105,6 +108,32 @@ def show(
         ]
         gives = ", ".join(component.artifacts) or "(a subject of the rules)"
         table.add_row(key, component.version, ", ".join(filter(None, sources)), gives)
+    console.print(table)
+
+
+def outside(
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", help="What a site that has this bundle contacts, instead of who builds one."),
+    ] = None,
+    lock_path: LockOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List every address outside the site that is contacted where no mirror stands in between, by whom and what for."""
+    if bundle is None:
+        found = of_build(load_lock(lock_path))
+    else:
+        manifest = Bundle.load(bundle).manifest
+        found = of_site(distributions=manifest.apt.suites if manifest.apt else (), has_wheels=bool(manifest.wheels))
+    if as_json:
+        emit_json({"outside": [asdict(address) for address in found]})
+        return
+    if not found:
+        console.print("none: nodes, controller and pods take everything from the bundle", markup=False)
+        return
+    table = Table("who", "address", "what for", box=None, pad_edge=False)
+    for address in found:
+        table.add_row(address.by, address.host, address.purpose)
     console.print(table)
 
 
