@@ -23,8 +23,8 @@ FOREIGN = "example.com/soak"
 """Key of the taint and the label that stand for somebody else's."""
 TAINT = {"key": FOREIGN, "value": "keep", "effect": "PreferNoSchedule"}
 MANAGER = "myriad-soak"
-RETRY_S = 120.0
-"""So long a write is tried again while the API server, or a webhook behind it, is away."""
+RETRY_S = 300.0
+"""So long a call is made again while the API server, or a webhook behind it, is away."""
 
 
 def job_of(gang: Gang, example: Json) -> Json:
@@ -77,8 +77,9 @@ def persistently(
             if is_over() or time.monotonic() > end:
                 raise
         except ApiError as error:
-            # Conflicts are read anew by the call itself.
-            if (error.status < 500 and error.status not in (409, 429)) or is_over() or time.monotonic() > end:
+            # A server that has just started knows neither everybody's rights (403) nor every kind (404) for a moment, and
+            # after a conflict the call reads anew. What is wrong in itself stays so.
+            if error.status in (400, 422) or is_over() or time.monotonic() > end:
                 raise
         time.sleep(1.0)
 
@@ -99,7 +100,7 @@ class Gangs:
         """Create the Job of a gang; one that is there already is fine, as an answer may be lost.
 
         Raises:
-            MyriadError: it is refused, or nobody answers for two minutes.
+            MyriadError: it is refused, or nobody answers for five minutes.
         """
 
         def create() -> None:
