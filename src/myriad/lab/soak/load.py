@@ -77,8 +77,8 @@ def persistently(
             if is_over() or time.monotonic() > end:
                 raise
         except ApiError as error:
-            # A server that has just started knows neither everybody's rights (403) nor every kind (404) for a moment, and
-            # after a conflict the call reads anew. What is wrong in itself stays so.
+            # A server that has just started knows neither rights (403) nor kinds (404) for a moment; after a conflict
+            # the call reads anew. What is wrong in itself stays so.
             if error.status in (400, 422) or is_over() or time.monotonic() > end:
                 raise
         time.sleep(1.0)

@@ -117,7 +117,8 @@ class Observer:
 
     def _has_registry(self) -> bool:
         try:
-            return httpx.get(f"{self._registry}/v2/", timeout=2).status_code == 200
+            # Of this machine's own network: whatever proxy it has for others knows nothing of it.
+            return httpx.get(f"{self._registry}/v2/", timeout=2, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 
