@@ -27,7 +27,8 @@ def test_an_archive_is_whole_and_holds_the_cluster_and_its_keys(host: Host) -> N
     assert meta["revision"] > 0
     assert meta["keys"] > 100
     names = set(host.check_output(f"tar -tf {meta['archive']}").split())
-    assert {"meta.json", "snapshot.db", "pki/ca.key", "pki/sa.key", "pki/etcd/ca.key"} <= names
+    wanted = {"meta.json", "snapshot.db", "pki/ca.key", "pki/sa.key", "pki/etcd/ca.key", "pki/encryption.json"}
+    assert wanted <= names
     assert json.loads(host.check_output(f"{PROGRAM} check {meta['archive']}"))["sha256"] == meta["sha256"]
 
 

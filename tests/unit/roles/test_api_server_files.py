@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from .rendering import rendered
+from .rendering import ROOT, rendered
 
 OWN = "configure/etc/kubernetes/api-server"
 GIVEN = {
@@ -194,3 +198,33 @@ def test_what_was_lent_stands_where_kubeadm_once_finds_it_and_kubeadm_does_not(t
     assert [line for line in lines if line.startswith("# sealed-key: ")] == ["# sealed-key: AAA=", "# sealed-key: BBB="]
     assert "controlPlane:" in lines
     assert yaml.safe_load(said)["controlPlane"]["certificateKey"] == "k"
+
+
+def test_arguments_that_the_api_server_refuses_beside_the_file_are_refused_before_it_starts(tmp_path: Path) -> None:
+    """It would not start, and a site that had them would find out at its next upgrade."""
+    look = {"name": "myriad.gpu.kubernetes_control_plane", "tasks_from": "preflight"}
+    play = {
+        "name": "preflight",
+        "hosts": "control_plane[0]",
+        "connection": "local",
+        "gather_facts": False,
+        "vars_files": [str(ROOT / "playbooks/vars/stack.yml")],
+        "tasks": [{"name": "the role's look", "ansible.builtin.include_role": look}],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+
+    def run(arguments: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        kubeconfig = {"kubernetes_control_plane_kubeconfig": str(tmp_path / "kubeconfig")}
+        given = json.dumps({"kubernetes_control_plane_api_server_args": arguments, **kubeconfig})
+        program = Path(sys.executable).with_name("ansible-playbook")
+        command = [str(program), str(tmp_path / "play.yml"), "-i", str(ROOT / "inventories/lab-ha"), "-e", given]
+        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = run({"oidc-issuer-url": "https://login.example", "v": "4"})
+    assert done.returncode != 0
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "kubernetes_control_plane_api_server_args has oidc-issuer-url" in said
+    assert "kubernetes_control_plane_authentication" in said
+    accepted = run({"audit-log-maxage": "365"})
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
