@@ -48,6 +48,8 @@ READY_S = 180.0
 """How long a lab may take to be in order before the first fault."""
 GUARD_S = 240.0
 """How long a fault waits until its lane is well; then it does not happen."""
+INJECT_S = 60.0
+"""How long a fault that cannot be made is tried again."""
 FRESH_S = 8.0
 """A look that is older says nothing about now."""
 RECOVERY, RECOVERY_TEXT = (
@@ -353,13 +355,10 @@ class Soak:
                 known = self._look.nodes.get(fault.node) if self._look else None
                 course.boot = known.boot if known else ""
             try:
-                self._injector.inject(fault)
-                injected = time.time()
-                self._tell(f"{fault.number:>3} {fault.title}", {"injected": fault.number, "at": round(injected, 1)})
-                self._stop.wait(fault.hold_s)
-            except MyriadError as error:
-                course.skipped = error.message
-                self._tell(f"not {fault.title}: {error}", {"skipped": fault.number, "why": str(error)})
+                injected = self._inject(course)
+                if injected:
+                    self._tell(f"{fault.number:>3} {fault.title}", {"injected": fault.number, "at": round(injected, 1)})
+                    self._stop.wait(fault.hold_s)
             finally:
                 self._undo(course)
             if not course.skipped:
@@ -371,6 +370,26 @@ class Soak:
             if fault.is_cordoned:
                 self._until_settled(course)
                 self._foreign.uncordon(fault.node)
+
+    def _inject(self, course: Course) -> float:
+        """Make the fault; again for a while where it cannot be made, as its target may be away for the other lane's.
+
+        Returns:
+            When it was there; 0 where it could not be made (or the soak was stopped), and then why is in the course.
+        """
+        end = time.monotonic() + INJECT_S
+        while True:
+            try:
+                self._injector.inject(course.fault)
+                return time.time()
+            except MyriadError as error:
+                if time.monotonic() > end or self._stop.is_set():
+                    course.skipped = error.message
+                    row = {"skipped": course.fault.number, "why": str(error)}
+                    self._tell(f"not {course.fault.title}: {error}", row)
+                    return 0.0
+            self._undo(course)
+            self._stop.wait(3 * TICK_S)
 
     def _undo(self, course: Course) -> None:
         """The way back, until it is gone."""

@@ -120,7 +120,8 @@ class Eyes:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (run, "LOOK_EVERY_S", 0.03), (run, "TICK_S", 0.02), (run, "GUARD_S", 5.0), (run, "READY_S", 0.2),
-        (run, "LEDGER_LATE_S", 0.1), (run, "BOUND_S", 2.0), (run, "WORK_BOUND_S", 2.5), (recovery, "SETTLED_S", 0.1),
+        (run, "LEDGER_LATE_S", 0.1), (run, "INJECT_S", 0.3), (run, "BOUND_S", 2.0),
+        (run, "WORK_BOUND_S", 2.5), (recovery, "SETTLED_S", 0.1),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
 
@@ -262,6 +263,19 @@ def test_a_fault_that_cannot_be_made_is_taken_back_and_counts_as_too_few(stage: 
     stage.all_back()
     assert result.too_few() == {"disk": "0 of 1"} and not result.ok and not result.violations
     assert "disk gpu1 (cordoned) did not happen: it did not fill up" in "\n".join(result_lines(result))
+
+
+def test_a_fault_whose_target_is_away_for_a_moment_is_made_when_it_is_back(stage: Stage) -> None:
+    away = ["gpu1: the node does not run a command"] * 2
+
+    def fails(fault: Fault) -> None:
+        if fault.kind == "registry" and away:
+            raise MyriadError(away.pop())
+
+    stage.hands.on_inject = fails
+    result = stage.soak.run()
+    assert result.ok and result.happened()["registry"] == 1
+    assert stage.hands.asked.count("inject registry cp1") == stage.hands.asked.count("undo registry cp1") == 3
 
 
 def test_a_node_fault_waits_until_the_others_are_well_and_then_does_not_happen(
