@@ -232,6 +232,11 @@ def _slurp(own: Json, admin_conf: str) -> Json:
     }
 
 
+def _program(_own: Json, _host: SimulatedHost, _check_mode: bool) -> Json:
+    """One of Myriad's programs that had nothing to do, and says nothing."""
+    return {"changed": False, "answer": {}, "stdout": "", "rc": 0}
+
+
 def _nothing(_own: Json, _host: SimulatedHost, _check_mode: bool) -> Json:
     return {"changed": False}
 
@@ -247,6 +252,7 @@ _ANSWERS: dict[str, Callable[[Json, SimulatedHost, bool], Json]] = {
     "image_prewarm": _image_prewarm,
     "command": _command,
     "stat": _stat,
+    "host_program": _program,
     "slurp": _nothing,
     "ping": _nothing,
 }
