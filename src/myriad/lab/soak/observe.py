@@ -151,11 +151,11 @@ class Observer:
             raise MyriadError("the leader's ledger cannot be read", where=leader or "nobody leads") from error
         return [Charge(str(uid), began, ended, float(gpus), basis or "") for uid, began, ended, gpus, basis in rows]
 
-    def assigned(self, job: str) -> set[str]:
-        """Nodes to which decision records say that a job was assigned.
+    def assigned(self, job: str, *, since: str) -> set[str]:
+        """Nodes to which decision records say that a job was assigned, from a time on (RFC 3339, UTC).
 
         Raises:
             MyriadError: the extension does not answer.
         """
-        records: Any = self._api.get_raw(f"{SERVICE}/v1/decisions", params={"job": job})
+        records: Any = self._api.get_raw(f"{SERVICE}/v1/decisions", params={"job": job, "since": since})
         return {str(node) for record in records if record["event"] == "assigned" for node in record["assigned"]}

@@ -34,6 +34,7 @@ from myriad.lab.soak.recovery import BOUND_S, WORK_BOUND_S, Course, follow, ills
 from myriad.lab.soak.report import Result, violation_json
 from myriad.lab.soak.seen import Look
 from myriad.lab.state import LabPaths, LabState
+from myriad.scheduler.decisions import utc_now
 
 Say = Callable[[str], None]
 
@@ -44,13 +45,13 @@ DEVICES_EVERY = 5
 LEDGER_EVERY_S = 60.0
 LEDGER_LATE_S = 60.0
 """How late the ledger may write down what has ended."""
-READY_S = 180.0
+READY_S = 300.0
 """How long a lab may take to be in order before the first fault."""
 GUARD_S = 240.0
 """How long a fault waits until its lane is well; then it does not happen."""
 INJECT_S = 60.0
 """How long a fault that cannot be made is tried again."""
-FRESH_S = 8.0
+FRESH_S = 15.0
 """A look that is older says nothing about now."""
 RECOVERY, RECOVERY_TEXT = (
     "recovery",
@@ -88,7 +89,7 @@ def parts_of(paths: LabPaths, state: LabState) -> Parts:
     centre = next(host.address for host in state.hosts.values() if not host.gpus)
     of_pods = {
         str(body["metadata"]["name"]): tuple(body["spec"].get("podCIDRs") or ())
-        for body in load.persistently(lambda: api.list(NODES)[0])
+        for body in load.persistently(lambda: api.list(NODES)[0], timeout_s=60.0)
     }
     networks = {name: (host.address, *of_pods.get(name, ())) for name, host in state.hosts.items()}
     planted: list[Planted] = []
@@ -136,6 +137,7 @@ class Soak:
         self._told: set[tuple[str, str]] = set()
         self._look: Look | None = None
         self._began = 0.0
+        self._since = ""
         self._stop = threading.Event()
         self._blind = threading.Event()
         self._broken: BaseException | None = None
@@ -156,7 +158,7 @@ class Soak:
             threads: list[threading.Thread] = []
             looking = threading.Thread(target=self._guarded, args=(self._looks,), daemon=True)
             try:
-                self._began = time.monotonic()
+                self._began, self._since = time.monotonic(), utc_now()
                 self._foreign.mark(self._plan.marked)
                 looking.start()
                 lanes = sorted({KINDS[course.fault.kind].lane for course in self.result.courses})
@@ -217,8 +219,7 @@ class Soak:
         self._say(f"{self._clock()} the last fault is over; waiting until all is well and every gang has ended")
         began = time.monotonic()
         ended: dict[str, str] = {}
-        wrong = ["no look yet"]
-        told = False
+        was_well = told = False
         while not self._stop.is_set():
             look = self._fresh()
             # Only a cordon of this harness can stand here, and it is gone when the lanes have ended.
@@ -226,7 +227,9 @@ class Soak:
             with contextlib.suppress(MyriadError):
                 ended = self._gangs.ends()
             waited_s = time.monotonic() - began
-            if wrong and waited_s > BOUND_S and not told:
+            was_well = was_well or not wrong
+            # Once it has been well, a look that came late while gangs end is no relapse; one that stays is, at the end.
+            if wrong and not told and ((not was_well and waited_s > BOUND_S) or waited_s > WORK_BOUND_S):
                 told = True
                 self._violated(RECOVERY, "cluster", f"after {waited_s:.0f} s still: {'; '.join(wrong)}", look)
             left = sorted(gang.job for gang in self._plan.gangs if gang.job not in ended)
@@ -265,7 +268,10 @@ class Soak:
                     break
             self._stop.wait(3 * TICK_S)
         try:
-            assigned = {job: load.persistently(partial(self._observer.assigned, job)) for job in self._decided.jobs()}
+            assigned = {
+                job: load.persistently(partial(self._observer.assigned, job, since=self._since))
+                for job in self._decided.jobs()
+            }
         except MyriadError as error:
             self._violated("record", "unread", f"the records cannot be read at rest: {error.message}", self._look)
             return

@@ -112,7 +112,7 @@ class Eyes:
     def charges(self) -> list[Charge]:
         return self.rows
 
-    def assigned(self, job: str) -> set[str]:
+    def assigned(self, job: str, *, since: str) -> set[str]:
         return {"gpu1"}
 
 
