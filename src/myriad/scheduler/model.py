@@ -265,6 +265,11 @@ class Gang:
         return sum(p.gpus for p in self.podsets)
 
     @property
+    def least_pods(self) -> int:
+        """Pods that it goes on with: fewer than `pods` where it is elastic."""
+        return sum(p.count if p.min_count is None else p.min_count for p in self.podsets)
+
+    @property
     def pods(self) -> int:
         """Pods of all podsets."""
         return sum(p.count for p in self.podsets)

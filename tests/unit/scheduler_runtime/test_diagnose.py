@@ -37,6 +37,17 @@ def test_d2_part_of_a_gang_that_holds_gpus_is_stranded(world: Any, make: Any) ->
     assert "stranded_gang" not in kinds(world)
 
 
+def test_p10_an_elastic_gang_is_stranded_below_its_least_number_only(world: Any, make: Any) -> None:
+    body = make.workload("bends", pods=3, assigned={"n0": 1, "n1": 1, "n2": 1}, admitted=True)
+    body["spec"]["podSets"][0]["minCount"] = 2
+    world.put(WORKLOADS, body)
+    for number in (0, 1):
+        world.put(PODS, make.pod(f"bends-{number}", of="bends", node_name=f"n{number}"))
+    assert "stranded_gang" not in kinds(world), "it has lost a worker, and goes on"
+    world.drop(PODS, "vision/bends-1")
+    assert "1 of its 3 pods" in kinds(world)["stranded_gang"].sentence
+
+
 def test_a16_gangs_that_hold_and_wait_in_a_ring(world: Any, make: Any) -> None:
     partly(world, make, "one", ("n0", "n1"))
     assert "wait_cycle" not in kinds(world)

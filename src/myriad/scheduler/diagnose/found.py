@@ -116,14 +116,15 @@ def _condition(cache: Cache, view: WorkloadView, kind: str) -> Json:
 
 
 def _partial(cache: Cache, views: Sequence[WorkloadView]) -> dict[str, tuple[WorkloadView, int, int]]:
-    """Admitted gangs of which some pods hold GPUs and others have no node: view, pods bound, GPUs held."""
+    """Admitted gangs of which some pods hold GPUs and others have no node: view, pods bound, GPUs held. An elastic one
+    goes on with its least number, whether it began with no more or lost a worker."""
     found = {}
     for view in views:
         if not view.admitted or view.finished or view.gang.pods < 2 or not view.gang.gpus:
             continue
         by_podset = cache.pods_of(view)
         bound = sum(sum(nodes.values()) for nodes in by_podset.values())
-        if 0 < bound < view.gang.pods:
+        if 0 < bound < view.gang.least_pods:
             each = {p.name: p.gpus_per_pod for p in view.gang.podsets}
             held = sum(sum(nodes.values()) * each.get(name, 0) for name, nodes in by_podset.items())
             found[view.key] = (view, bound, held)

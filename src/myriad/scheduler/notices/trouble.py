@@ -143,7 +143,7 @@ def half_gone(
     if not view.admitted or view.evicted or view.finished or view.deleting:
         return None
     whole = view.gang.pods
-    least = sum(p.count if p.min_count is None else p.min_count for p in view.gang.podsets)
+    least = view.gang.least_pods
     here = [p for p in pods if works(p)]
     ended_well = sum((p.get("status") or {}).get("phase") == "Succeeded" for p in pods)
     gone = [p for p in pods if not works(p) and (p.get("status") or {}).get("phase") != "Succeeded"]
