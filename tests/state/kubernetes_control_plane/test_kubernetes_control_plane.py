@@ -60,6 +60,23 @@ def test_keys_are_for_root_alone(host: Host) -> None:
         assert host.file(path).user == "root"
 
 
+def test_files_of_the_control_plane_have_the_modes_that_docs_security_tells(host: Host) -> None:
+    """CIS 1.1.1-1.1.8, 1.1.13-1.1.21."""
+    manifests = [
+        f"manifests/{name}.yaml" for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    ]
+    for path in (*manifests, "admin.conf", "scheduler.conf", "controller-manager.conf"):
+        found = host.file(f"/etc/kubernetes/{path}")
+        assert (found.mode, found.user, found.group) == (0o600, "root", "root"), path
+    for wrong in (
+        "-name '*.key' ! -perm 600",
+        "-name '*.json' ! -perm 600",
+        "-name '*.crt' -perm /133",
+        "! -user root",
+    ):
+        assert host.check_output(f"find /etc/kubernetes/pki {wrong}") == "", wrong
+
+
 def answered(host: Host, path: str) -> str:
     """Status of the API server to one who has no name."""
     command = "curl -ksS -o /dev/null -w '%{http_code}' https://127.0.0.1:6443"
