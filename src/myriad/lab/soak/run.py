@@ -528,7 +528,7 @@ class Soak:
 
     @contextlib.contextmanager
     def _terminating(self) -> Iterator[None]:
-        """SIGTERM is Ctrl-C, so that the way back is gone for it too."""
+        """SIGTERM and a terminal that is closed are Ctrl-C, so that the way back is gone for them too."""
 
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
@@ -536,20 +536,23 @@ class Soak:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No Ctrl-C and no SIGTERM for as long as things are taken back."""
+    """No Ctrl-C and nothing like it for as long as things are taken back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:

@@ -315,7 +315,7 @@ def test_no_api_server_for_a_while_is_no_violation(stage: Stage) -> None:
     assert result.ok and result.unanswered == 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_takes_everything_back(stage: Stage, number: signal.Signals) -> None:
     long = replace(FAULTS[0], hold_s=600.0)
     stage.soak = Soak(replace(PLAN, faults=(long,)), Parts(
