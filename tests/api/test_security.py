@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import json
 import ssl
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -25,6 +26,11 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "roles/kubernetes_control_plane/templates/install/usr/local/lib/myriad/encryption-keys"
 OWN, PKI, LOGS = "/etc/kubernetes/api-server", "/etc/kubernetes/pki", "/var/log/kubernetes"
 PLANTED = "planted-0b7c1f0e"
+GIVEN = {
+    "kubernetes_control_plane_version": "1.35.4",
+    "kubernetes_control_plane_etcd_tag": "3.6.14-0",
+    "kubernetes_control_plane_coredns_tag": "v1.13.1",
+}
 MAPS = "/api/v1/namespaces/kube-public/configmaps"
 CLUSTER_INFO = f"{MAPS}/cluster-info"
 
@@ -93,11 +99,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "audit-policy": f"{files}/api-server/audit-policy.yaml.j2",
             "authentication": f"{files}/api-server/authentication.yaml.j2",
         },
-        given={
-            "kubernetes_control_plane_version": "1.35.4",
-            "kubernetes_control_plane_etcd_tag": "-",
-            "kubernetes_control_plane_coredns_tag": "-",
-        },
+        given=GIVEN,
     )
     plane = Guarded(tmp_path_factory.mktemp("security") / "plane")
     (plane.work / "logs").mkdir(parents=True)
@@ -188,6 +190,29 @@ def test_nobody_sees_a_profile(site: Site) -> None:
     headers = {"Authorization": f"Bearer {site.plane.tokens['admin']}"}
     context = ssl.create_default_context(cafile=site.plane.ca)
     assert httpx.get(f"{site.plane.url}/debug/pprof/", headers=headers, verify=context).status_code == 404
+
+
+def test_kubeadm_takes_what_is_rendered(tmp_path: Path) -> None:
+    """Every field by its name and type, for the first control plane and for one that joins with keys it was lent."""
+    kubeadm = apiserver.find("kubeadm")
+    assert kubeadm, "the bundle has no kubeadm"
+    invitation = {"token": "abcdef.0123456789abcdef", "hash": f"sha256:{'0' * 64}", "key": "0" * 64, "sealed": ["AAA="]}
+    said = load("rendering_for_kubeadm", ROOT / "tests/unit/roles/rendering.py").rendered(
+        tmp_path,
+        role="kubernetes_control_plane",
+        inventory="lab-ha",
+        templates={"init": "configure/etc/kubernetes/myriad-init.yaml.j2", "join": "kubeadm-join.yaml.j2"},
+        given={
+            **GIVEN,
+            "kubernetes_control_plane_advertise_address": "10.0.0.1",
+            "__kubernetes_control_plane_invitation": {"answer": invitation},
+        },
+    )
+    for name in ("init", "join"):
+        (tmp_path / name).write_text(said[name])
+        command = [kubeadm, "config", "validate", "--config", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), f"{name}: {done.stderr}"
 
 
 @pytest.mark.slow
