@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from myriad.bench.page import BROWSER_ARGUMENTS, CHROMIUM
 from myriad.bench.page_serve import Served, record, serve
 from myriad.bench.page_world import fill, node, workload
-from myriad.kube.kinds import NODES, WORKLOADS
+from myriad.kube.kinds import CONFIG_MAPS, NODES, WORKLOADS
+from myriad.scheduler.ledger.store import Correction
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
@@ -196,3 +198,29 @@ def test_everything_has_a_name_and_a_place(page: Any, shown: Served) -> None:
         unnamed = """[...document.querySelectorAll('input,textarea,canvas,[role=region],nav')].filter((e) =>
           !(e.labels && e.labels.length) && !e.ariaLabel && !e.getAttribute('aria-labelledby')).length"""
         assert page.evaluate(unnamed) == 0
+
+
+def test_the_gpu_hours_of_a_team_are_shown_and_followed(page: Any, shown: Served) -> None:
+    budget = {"h100": {"budget": 1000, "period": "year"}}
+    policy = {"teams": {"vision": {"namespaces": ["vision"], "gpu_hours": budget}}}
+    rules = {
+        "metadata": {"name": "myriad-policy", "namespace": "myriad-system"},
+        "data": {"policy.json": json.dumps(policy)},
+    }
+
+    def uses(hours: int) -> None:
+        now = shown.ledger.now()
+        shown.ledger.store.correct(Correction(f"c-{hours}", now, "vision", "h100", "", hours * 3600, "ann", "a test"))
+
+    uses(100)
+    shown.cache.upsert(CONFIG_MAPS.plural, rules)
+    page.goto(shown.url + "/")
+    expect(page.get_by_role("heading", name="GPU-hours")).to_be_visible()
+    row = page.locator('#budgets tr[data-key="vision//h100"]')
+    expect(row).to_contain_text("100.0 of 1,000")
+    expect(row).to_contain_text("900.0")
+    expect(page.locator("#live")).to_have_text("live")
+    uses(20)
+    # The stream looks at everything every fifteen seconds, also where nothing else happens.
+    expect(row).to_contain_text("120.0 of 1,000", timeout=30_000)
+    expect(row).to_contain_text("880.0")

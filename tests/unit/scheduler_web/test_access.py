@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from starlette.routing import Route
 from myriad.bench.page_serve import NoCluster, Served, serve
 from myriad.bench.page_world import fill
 from myriad.errors import InputError
+from myriad.kube.kinds import CONFIG_MAPS
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.ledger.store import LedgerError
 from myriad.scheduler.metrics import Metrics
@@ -381,6 +383,20 @@ def test_budgets_are_live_and_as_reduced_as_the_page(served: Served) -> None:
     before = whole["vision//h100"]
     assert before["used_h"] == round(before["used_h"], 1)
     assert served.server._documents(Scope(False, frozenset(), "nobody"))["budgets"] == {}
+
+
+def test_a_new_budget_is_there_at_once(served: Served) -> None:
+    accounts = served.server.parts.accounts
+    before = set(accounts.rows(served.cache))
+    rules = served.cache.object(CONFIG_MAPS, "myriad-system/myriad-policy")
+    assert rules is not None
+    policy = json.loads(rules["data"]["policy.json"])
+    policy["teams"]["vision"]["projects"]["later"] = {"gpu_hours": {"h100": {"budget": 9}}}
+    served.cache.upsert(CONFIG_MAPS.plural, {**rules, "data": {"policy.json": json.dumps(policy)}})
+    try:
+        assert set(accounts.rows(served.cache)) - before == {"vision/later/h100"}
+    finally:
+        served.cache.upsert(CONFIG_MAPS.plural, rules)
 
 
 def test_a_ledger_that_is_away_leaves_the_last_budgets_on_the_page(

@@ -44,7 +44,7 @@ BY = Param("by", "what to break it down by", "|".join(re.escape(n) for n in PER)
 
 
 _GOOD_S = 5.0
-"""Balances are summed at most this often: whoever asks in between gets the last ones."""
+"""Balances are summed at most this often: whoever asks in between gets the last ones, unless budgets have changed."""
 _SILENT_S = 30.0
 """The live page asks a ledger that did not answer again after this long: what else it shows must not wait for it."""
 
@@ -63,6 +63,7 @@ class Accounts:
         self._lock = threading.Lock()
         self._summed_at = float("-inf")
         self._balances: list[Balance] = []
+        self._summed_by: object = None
         self._silent_at = float("-inf")
 
     def state(self) -> Json:
@@ -152,9 +153,10 @@ class Accounts:
 
     def _all(self, ledger: Ledger) -> list[Balance]:
         with self._lock:
-            if time.monotonic() - self._summed_at >= _GOOD_S:
+            policy = ledger.policy()
+            if policy is not self._summed_by or time.monotonic() - self._summed_at >= _GOOD_S:
                 self._balances = ledger.balances()
-                self._summed_at = time.monotonic()
+                self._summed_at, self._summed_by = time.monotonic(), policy
             return self._balances
 
     def _asked(self, ask: Callable[[Ledger], Any]) -> Any:
