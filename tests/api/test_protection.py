@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import apiserver
+import httpx
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
 from extension import ACCOUNT, SYSTEM, Replica, attached, rights
@@ -106,4 +107,40 @@ def test_c20_a_starving_gang_gets_a_domain_that_others_leave_alone(plane: Contro
     said = [e["message"] for e in json.loads(events)["items"] if e["involvedObject"]["name"] == "gang"]
     assert any(text.startswith("4 nodes in hall1/b0 are kept for it") for text in said), said
     replica.stop()
+    api.close()
+
+
+def test_without_the_brake_a_domain_is_kept_when_nobody_knows_yet_what_is_wrong(plane: ControlPlane) -> None:
+    """With it a new leader taints nothing for a minute; without it it does, and everything says so."""
+    api = connect(plane.kubeconfig)
+    careful = Replica(plane, "ext-on")
+    until(lambda: attached(api), what="the check is attached")
+    plane.apply([job(f"held{i}", limit_s=600, nodeSelector={"kubernetes.io/hostname": f"n0{i}"}) for i in range(4)])
+    plane.apply([job(f"long{i}", nodeSelector={"kubernetes.io/hostname": f"n1{i}"}) for i in range(3)])
+    until(lambda: sum(v.admitted for v in views(api).values()) == 7, what="the nodes are held")
+    plane.apply([job("gang", pods=4)])
+    until(lambda: "gang" in views(api), what="the gang waits")
+    plane.apply([job("later")])
+    until(lambda: "later" in views(api) and views(api)["later"].admitted, what="a later job overtakes it")
+
+    def said() -> bool:
+        events = plane.kubectl("-n", "vision", "get", "events", "--field-selector=reason=MyriadProtected", "-o", "json")
+        return any("this replica has just become the leader" in e["message"] for e in json.loads(events)["items"])
+
+    until(said, what="it is told why no domain is kept")
+    assert careful.get("/v1/status")["extension"]["brake"] is True
+    assert not standing(api.list(NODES)[0])
+    careful.stop()
+
+    hasty = Replica(plane, "ext-off", {"MYRIAD_SCHEDULER_BRAKE": "false"})
+
+    def kept() -> set[str]:
+        return {name for one in standing(api.list(NODES)[0]).values() for name in one.nodes}
+
+    until(lambda: kept() == {"n00", "n01", "n02", "n03"}, what="a domain is kept at once", timeout_s=40)
+    assert hasty.get("/v1/status")["extension"]["brake"] is False
+    assert "brake is off (MYRIAD_SCHEDULER_BRAKE=false)" in hasty.log.read_text()
+    metrics = httpx.get(f"http://127.0.0.1:{hasty.port}/metrics", timeout=10).text
+    assert "myriad_scheduler_brake_on 0.0" in metrics
+    hasty.stop()
     api.close()
