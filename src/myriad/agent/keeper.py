@@ -15,7 +15,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from myriad.agent import brake, health, probe
-from myriad.agent.gate import HEALTH, SETTLING, Kubelet, Surroundings, Verdict, judge, registry_url, resources
+from myriad.agent.gate import (
+    HEALTH,
+    SETTLING,
+    Check,
+    Kubelet,
+    Surroundings,
+    Verdict,
+    agent_log,
+    judge,
+    registry_url,
+    resources,
+)
 from myriad.agent.probe import ProbeResult
 from myriad.agent.report import RUN_ANNOTATION, UNHEALTHY_TAINT, Record, operations, own_taints
 from myriad.errors import MyriadError
@@ -31,6 +42,8 @@ Json = dict[str, Any]
 FIELD_MANAGER = "myriad-agent"
 SETTLE_S = 15.0
 """How long the kubelet's counts may differ before an open gate closes: a device plugin that restarts takes seconds."""
+_BEGINS = 5
+"""How often a Node that moves on is tried before the first look."""
 _REGISTRY_S = 30.0
 _RETRY_S = (20.0, 600.0)
 """Wait before a probe that failed is tried again: at first, and at most."""
@@ -90,6 +103,43 @@ class Keeper:
         self._registry: tuple[float, str] | None = None
         self._said: tuple[bool, str] | None = None
         self._baseline: tuple[str, Mapping[str, int]] = ("", {})
+
+    def begin(self, node: Json, boot: str) -> Json | None:
+        """Close the gate of a node that has started since it was judged, before anything is looked at.
+
+        Its Node is the one from before, without a taint: a kubelet registers with taints once. Nothing is judged here,
+        so the brake is not asked. Returns the Node as written, None where nothing was.
+
+        Args:
+            node: the Node as last seen.
+            boot: which start of the node this is; empty where that is not known.
+
+        Raises:
+            MyriadError: the API server does not answer or refuses for another reason than a Node that moved on.
+        """
+        for _ in range(_BEGINS):
+            before = Record.of(node)
+            if not boot or not before.boot or before.boot == boot or own_taints(node):
+                return None
+            started = Check(
+                "boot", "judged", "not judged", False, "the node has started since it was judged",
+                f"its agent looks, which takes seconds; where this stays: {agent_log(self._settings.node)}",
+            )  # fmt: skip
+            at = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+            # The boot stays the one that was judged: this one has not been.
+            record = replace(before, open=False, checks=(started,), since=at, held="", probe=None)
+            todo = operations(node, record, {GATE_TAINT})
+            try:
+                return self._api.patch(NODES, self._settings.node, todo, kind="json", field_manager=FIELD_MANAGER)
+            except ApiError as error:
+                if not (error.is_conflict or error.is_not_found or error.status == 422):
+                    raise
+            # A kubelet that has just started writes often.
+            now = self._api.find(NODES, self._settings.node)
+            if now is None:
+                return None
+            node = now
+        return None
 
     def keep(self, node: Json, expected: Expected, portrait: Portrait) -> Json | None:
         """Judge and write what differs. Returns the Node as written, None where nothing was.

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from myriad.agent import asserted, warm
 from myriad.agent.collect.assemble import assemble, collectors
 from myriad.agent.collect.base import Collector, Findings
-from myriad.agent.collect.kernel import Xids
+from myriad.agent.collect.kernel import Xids, boot_of
 from myriad.agent.collect.network import Network
 from myriad.agent.collect.source import Source
 from myriad.agent.keeper import Keeper, KeeperSettings
@@ -63,6 +63,10 @@ class Looking:
     def xids(self) -> dict[tuple[str, int], int]:
         """Xids by PCI address and code."""
         return next((one.counts for one in self._using if isinstance(one, Xids)), {})
+
+    def boot(self) -> str:
+        """Which start of the node this is. It asks no program of the node: a slow driver holds nothing up."""
+        return boot_of(self._source)
 
     def look(self, standing: Portrait | None, interfaces: Iterable[str] = ()) -> Portrait:
         """Ask whoever is due.
@@ -171,6 +175,19 @@ class Agent:
         self.metrics.show(self._portrait, self._looking.findings.gauges, self._looking.xids, self._looking.seconds)
         return self._portrait
 
+    def begin(self) -> None:
+        """Before the first look: a Node that is still there from before the node's start is not proven any more.
+
+        Raises MyriadError where the API server cannot be reached or refuses.
+        """
+        node = self.node.now
+        if node is None or self._spec(self.object.now) is None:
+            return
+        kept = self._keeper.begin(node, self._looking.boot())
+        if kept is not None:
+            self.metrics.wrote("gate")
+            self.node.take(kept)
+
     def act(self) -> None:
         """Write what differs: labels and taints first, then the gate, then the portrait.
 
@@ -239,11 +256,17 @@ class Agent:
     def run(self, stop: threading.Event) -> None:
         """Look every interval; act then, and at once (with the last look) when Node or NodePortrait change."""
         name = f"metadata.name={self._settings.node}"
-        Watch(self._api, NODES, self.node, stop=stop, fields=name).start()
+        nodes = Watch(self._api, NODES, self.node, stop=stop, fields=name)
+        nodes.start()
         portraits = Watch(self._api, NODE_PORTRAITS, self.object, stop=stop, fields=name)
         portraits.start()
         # Times and Xids of the portrait that stands are taken over: wait for it, not for ever.
         portraits.synced.wait(10.0)
+        nodes.synced.wait(10.0)
+        try:
+            self.begin()
+        except MyriadError as error:
+            log.warning("%s", error)
         looked_at = float("-inf")
         while not stop.is_set():
             due_s = looked_at + self._settings.interval_s - time.monotonic()

@@ -16,6 +16,7 @@ from myriad.agent.collect.source import Host, Recorded
 from myriad.agent.keeper import Keeper, KeeperSettings
 from myriad.agent.loop import Agent, Looking, published
 from myriad.agent.publish import Publisher
+from myriad.agent.report import Record
 from myriad.agent.settings import Settings
 from myriad.errors import InputError
 from myriad.fleet.portrait import LEASE_PREFIX, Expected, Labelling, Portrait, Spec, Taint, fresh
@@ -339,3 +340,52 @@ def test_settings_come_from_the_environment() -> None:
         Settings.from_env({})
     with pytest.raises(InputError, match="no number"):
         Settings.from_env({"NODE_NAME": "n1", "INTERVAL_S": "soon"})
+
+
+def restarted(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The node starts anew: its Node is the one from before, and so is what stands on it."""
+    monkeypatch.setattr("myriad.agent.loop.boot_of", lambda source: "another-boot")
+    world.agent = world.started()
+    world.sync()
+    return world
+
+
+def test_a_node_that_has_started_anew_is_closed_before_anything_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet registers with its taints once; a device plugin may be faster than the first look."""
+    world = settled(World())
+    assert world.node["spec"]["taints"] == []
+    judged = Record.of(world.node)
+    restarted(world, monkeypatch).agent.begin()
+    assert world.node["spec"]["taints"] == [{"key": GATE, "effect": "NoSchedule"}]
+    record = Record.of(world.node)
+    assert (record.open, record.boot, record.verdict.cause) == (
+        False, judged.boot, "the node has started since it was judged"
+    )  # fmt: skip
+    before = len(world.cluster.requests)
+    world.sync()
+    world.agent.begin()
+    assert world.cluster.requests[before:] == [], "once is enough"
+
+
+def test_a_node_that_moves_on_meanwhile_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = restarted(settled(World()), monkeypatch)
+    world.cluster.put(NODES, world.node)
+    world.agent.begin()
+    assert world.node["spec"]["taints"] == [{"key": GATE, "effect": "NoSchedule"}]
+
+
+def test_an_agent_that_starts_again_on_the_same_boot_closes_nothing() -> None:
+    world = settled(World())
+    world.agent = world.started()
+    world.sync()
+    before = len(world.cluster.requests)
+    world.agent.begin()
+    assert world.cluster.requests[before:] == [] and world.node["spec"]["taints"] == []
+
+
+def test_a_node_that_is_described_no_more_is_not_closed_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would open it again."""
+    world = settled(World())
+    world.cluster.remove(NODE_PORTRAITS, "n1")
+    restarted(world, monkeypatch).agent.begin()
+    assert world.node["spec"]["taints"] == []

@@ -36,7 +36,7 @@ class KernelFacts:
         numa = [name for name in source.names("/sys/devices/system/node") or [] if re.fullmatch(r"node\d+", name)]
         found = Findings(
             machine_id=(source.read("/etc/machine-id") or "").strip(),
-            boot_id=_boot(source),
+            boot_id=boot_of(source),
             kernel=Kernel(
                 observed=KERNEL,
                 release=release,
@@ -55,7 +55,7 @@ class KernelFacts:
         return found
 
 
-def _boot(source: Source) -> str:
+def boot_of(source: Source) -> str:
     """Which start of the node this is: the kernel's id, and where the node shares its kernel with others (a container)
     the start of its own init."""
     boot = (source.read("/proc/sys/kernel/random/boot_id") or "").strip()
