@@ -386,7 +386,8 @@ def preflight(api: Api, nodes: Sequence[str], options: DrainOptions) -> Prefligh
         )
     # All of them, once: a gang is told by its pods on other nodes.
     everything = [pod for pod in map(pod_view, api.list(PODS)[0]) if pod.node]
-    going = [pod for pod in everything if pod.node in set(nodes) and pod.must_go]
+    leaving = set(nodes)
+    going = [pod for pod in everything if pod.node in leaving and pod.must_go]
     budgets = api.list(DISRUPTION_BUDGETS)[0] if going else []
     asked = [pod for pod in going if not pod.terminating]
     with ThreadPoolExecutor(_ASKING) as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
@@ -120,6 +121,61 @@ def test_a_cluster_without_keys_lends_none_and_nothing_is_taken(cp1: Host, cp2: 
     assert cp1.program.lend(cp2.program.ask()["public"]) == {"sealed": []}
     assert cp2.program.take([]) == {"changed": False}
     assert not cp2.file.exists()
+
+
+def test_a_key_under_which_secrets_lie_is_not_lost_to_a_host_that_lends_the_wrong_way(cp1: Host, cp2: Host) -> None:
+    cp1.program.make()
+    cp2.program.take(cp1.program.lend(cp2.program.ask()["public"])["sealed"])
+    cp1.program.add()
+    cp1.program.promote()
+    keys = cp1.keys
+    cp1.lies = [under(keys[0]["name"])] * 3
+    sealed = cp2.program.lend(cp1.program.ask()["public"])["sealed"]
+    with pytest.raises(cp1.program.shared.Refused, match=f"lie under {keys[0]['name']}, which was not lent"):
+        cp1.program.take(sealed)
+    assert cp1.keys == keys
+    # One under which nothing lies goes, as when it was retired on the host that lends.
+    cp1.lies = [under(keys[1]["name"])] * 3
+    assert cp1.program.take(sealed) == {"changed": True}
+    assert cp1.keys == cp2.keys == keys[1:]
+
+
+def test_a_host_whose_etcd_cannot_be_asked_keeps_its_keys_for_reading(
+    cp1: Host, cp2: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> Any:
+        raise ConnectionRefusedError("nobody listens")
+
+    cp1.program.make()
+    cp2.program.make()
+    lent, own = cp1.keys, cp2.keys
+    monkeypatch.setattr(cp2.program.shared, "etcd", away)
+    cp2.program.take(cp1.program.lend(cp2.program.ask()["public"])["sealed"])
+    assert cp2.keys == lent + own
+
+
+def test_a_key_is_on_the_disk_before_its_name_is(cp1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def noted_sync(handle: int) -> None:
+        done.append("synced")
+        sync(handle)
+
+    def noted_replace(old: str, new: str) -> None:
+        done.append("named")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    cp1.program.make()
+    assert done == ["synced", "named"]
+
+
+def test_only_one_control_plane_adds_a_key(cp1: Host) -> None:
+    cp1.program.make()
+    with pytest.raises(cp1.program.shared.Refused, match="on one control plane; the others take it over"):
+        cp1.program.promote()
 
 
 def test_how_many_secrets_lie_under_which_key(cp1: Host) -> None:

@@ -60,7 +60,13 @@ def heal_script() -> str:
     """Shell that takes a cut back, whatever was cut."""
     run = "iptables -w 10 -t mangle"
     steps = (f"-D PREROUTING -j {MARK}", f"-F {MARK}", f"-X {MARK}")
-    return "\n".join(f"{run} {step} 2>/dev/null || true" for step in steps)
+    return "\n".join(
+        [
+            *(f"{run} {step} 2>/dev/null || true" for step in steps),
+            # Steps fail where there is nothing to do, and where somebody holds the lock: what stands there tells which.
+            f"if iptables-save -t mangle 2>/dev/null | grep -q {MARK}; then echo 'it is still cut off' >&2; exit 1; fi",
+        ]
+    )
 
 
 def fill_script() -> str:

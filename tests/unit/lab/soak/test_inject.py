@@ -91,6 +91,16 @@ def test_a_cut_is_made_once_and_taken_back_however_often() -> None:
 
 
 @needs_filters
+def test_a_cut_that_cannot_be_taken_back_is_not_called_healed() -> None:
+    """iptables ends with 4 where another holds its lock for too long."""
+    cut = cut_script(("10.77.0.12",))
+    if run("--net", script=cut).returncode != 0:
+        pytest.skip("this machine has no table mangle for namespaces of one's own")
+    busy = run("--net", script=f"{cut}\niptables() {{ return 4; }}\n{heal_script()}")
+    assert busy.returncode == 1 and "still cut off" in busy.stderr
+
+
+@needs_filters
 def test_a_node_hears_neither_its_peer_nor_its_peer_s_pods_until_it_is_healed() -> None:
     script = f"""{PAIR}
 try 10.9.0.2 node-before; try 10.244.7.5 pod-before
