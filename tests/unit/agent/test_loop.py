@@ -300,8 +300,8 @@ def test_metrics_move_and_the_portrait_does_not() -> None:
     assert "'code': '79'" in text and "0000:61:00.0" in text
 
 
-def test_it_runs_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+def watched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watches that bring what stands there now, and nothing after it."""
 
     class NoWatch:
         def __init__(self, api: Any, resource: Any, handler: Any, **more: Any) -> None:
@@ -313,6 +313,11 @@ def test_it_runs_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
             self.synced.set()
 
     monkeypatch.setattr("myriad.agent.loop.Watch", NoWatch)
+
+
+def test_it_runs_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    watched(world, monkeypatch)
     stop = threading.Event()
     thread = threading.Thread(target=world.agent.run, args=(stop,))
     thread.start()
@@ -389,3 +394,18 @@ def test_a_node_that_is_described_no_more_is_not_closed_at_its_start(monkeypatch
     world.cluster.remove(NODE_PORTRAITS, "n1")
     restarted(world, monkeypatch).agent.begin()
     assert world.node["spec"]["taints"] == []
+
+
+def test_its_first_act_is_to_close_and_its_first_look_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = restarted(settled(World()), monkeypatch)
+    watched(world, monkeypatch)
+    stop, found, look = threading.Event(), list[Any](), world.agent.look
+
+    def looks() -> Portrait:
+        found.append(world.node["spec"]["taints"])
+        stop.set()
+        return look()
+
+    monkeypatch.setattr(world.agent, "look", looks)
+    world.agent.run(stop)
+    assert found == [[{"key": GATE, "effect": "NoSchedule"}]]
