@@ -87,7 +87,8 @@ def test_an_agent_may_write_to_its_own_node_only(cluster: Any) -> None:
     own = pod["spec"]["nodeName"]
     other = next(node["metadata"]["name"] for node in cluster.get("nodes") if node["metadata"]["name"] != own)
     script = (
-        "from myriad.kube.client import NODES, ApiError, connect\n"
+        "from myriad.kube.client import ApiError, connect\n"
+        "from myriad.kube.kinds import NODES\n"
         "api = connect()\n"
         f"for name in ({own!r}, {other!r}):\n"
         "    try:\n"
