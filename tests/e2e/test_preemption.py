@@ -30,6 +30,7 @@ from receiver import Lag, Receiver
 from myriad.kube.client import Api, connect
 from myriad.kube.kinds import CONFIG_MAPS, JOBS, LEASES, PODS
 from myriad.lab.nodes import SHARED_DIR
+from myriad.lab.soak.observe import LEDGER
 from myriad.scheduler.notices.facts import moment
 
 Json = dict[str, Any]
@@ -282,17 +283,6 @@ def _ended(followed: Followed) -> bool:
     return followed.is_true(OWNER, "Finished") and followed.is_true(VICTIM, "Finished")
 
 
-LEDGER = """
-import json, sqlite3, sys
-db = sqlite3.connect("file:/var/lib/myriad-scheduler/ledger.db?mode=ro", uri=True)
-print(json.dumps(db.execute(
-    "select a.workload_uid, a.started_at, e.ended_at, h.slices * 1.0 / h.per_gpu from admissions a"
-    " join holdings h on h.admission_id = a.id left join endings e on e.admission_id = a.id"
-    " order by a.started_at"
-).fetchall()))
-"""
-
-
 def closed_rows(lab: Any, api: Api, followed: Followed) -> dict[str, list[Row]] | None:
     """What the leader's database says of the victim and the owner; None while a row is missing or open."""
     leader = api.get(LEASES, "myriad-scheduler", namespace=SYSTEM)["spec"]["holderIdentity"]
@@ -300,7 +290,7 @@ def closed_rows(lab: Any, api: Api, followed: Followed) -> dict[str, list[Row]] 
     found: dict[str, list[Row]] = {}
     for job in (VICTIM, OWNER):
         uid = followed.workloads[job]["metadata"]["uid"]
-        mine = [(begin, end, gpus) for of, begin, end, gpus in rows if of == uid]
+        mine = [(begin, end, gpus) for of, begin, end, gpus, _basis in rows if of == uid]
         if len(mine) < len(followed.charged(job)) or any(end is None for _, end, _ in mine):
             return None
         found[job] = mine

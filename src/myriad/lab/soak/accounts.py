@@ -20,8 +20,6 @@ RECORDED_WITHIN_S = 30.0
 EXACT = ("condition", "deleted")
 """How the end of a row is known where somebody saw it."""
 NOT_CHARGED, NOT_ENDED = "was admitted, and is not charged", "is charged on although it has ended"
-LEASE_S = 15.0
-"""A lease that is older leads nobody (`lease_duration_s` of the extension)."""
 
 
 @dataclass(slots=True)
@@ -181,7 +179,7 @@ class Decided:
         """Remember a look."""
         passed_s = 0.0 if self._before is None else min(look.at - self._before, MOST_BETWEEN_LOOKS_S)
         self._before = look.at
-        if look.leader and look.at - look.renewed < LEASE_S:
+        if look.is_led:
             for job, node in {(pod.job, pod.node) for pod in look.pods if pod.holds and pod.job in self._jobs}:
                 by_node = self._led_s.setdefault(job, {})
                 by_node[node] = by_node.get(node, 0.0) + passed_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from myriad.lab.soak.accounts import LEASE_S
 from myriad.lab.soak.plan import KINDS, Fault
 from myriad.lab.soak.seen import Look, NodeSeen
 
@@ -67,7 +66,7 @@ def ills(look: Look, gpus: Mapping[str, int]) -> list[str]:
         f"{name}: its kubelet is not ready" for name, node in look.nodes.items() if not (node.is_ready or name in gpus)
     ]
     found += [f"{name}: it is cordoned" for name, node in look.nodes.items() if node.is_cordoned]
-    if not is_led(look):
+    if not look.is_led:
         found.append("nobody leads the extension")
     if not look.is_extension_ready:
         found.append("a replica of the extension is not ready")
@@ -76,11 +75,6 @@ def ills(look: Look, gpus: Mapping[str, int]) -> list[str]:
     if not look.has_registry:
         found.append("the registry does not answer")
     return found
-
-
-def is_led(look: Look) -> bool:
-    """Whether somebody leads the extension."""
-    return bool(look.leader) and look.at - look.renewed < LEASE_S
 
 
 def is_healed(course: Course, look: Look, gpus: Mapping[str, int]) -> bool:
@@ -96,7 +90,7 @@ def is_healed(course: Course, look: Look, gpus: Mapping[str, int]) -> bool:
     if KINDS[fault.kind].lane == "nodes":
         return not any(node_ills(look.nodes.get(name), gpus[name]) for name in (fault.node, fault.peer) if name in gpus)
     if fault.kind == "leader":
-        return is_led(look) and look.renewed > course.injected
+        return look.is_led and look.renewed > course.injected
     if fault.kind == "registry":
         return look.has_registry
     # The API server, and PostgreSQL, whose absence only the ledger's lag would show: a look is an answer.

@@ -30,7 +30,7 @@ from myriad.lab.soak.inject import Injector, Nodes
 from myriad.lab.soak.invariants import DoubleBooked, ForeignKept, GateKept, PartlyBound, Planted, Rule, Violation
 from myriad.lab.soak.observe import Observer
 from myriad.lab.soak.plan import KINDS, Plan
-from myriad.lab.soak.recovery import BOUND_S, WORK_BOUND_S, Course, follow, ills, is_led, node_ills
+from myriad.lab.soak.recovery import BOUND_S, WORK_BOUND_S, Course, follow, ills, node_ills
 from myriad.lab.soak.report import Result, violation_json
 from myriad.lab.soak.seen import Look
 from myriad.lab.state import LabPaths, LabState
@@ -151,7 +151,7 @@ class Soak:
             NotReadyError: the lab is not in order; nothing was broken.
             MyriadError: the harness itself could not go on. All is taken back.
         """
-        with self._terminating():
+        with _answering(_interrupt, signal.SIGTERM, signal.SIGHUP):
             self._out.parent.mkdir(parents=True, exist_ok=True)
             self._out.write_text("".join(f"{line}\n" for line in self._plan.lines()))
             self._prepare()
@@ -297,7 +297,8 @@ class Soak:
 
     def _end(self, threads: list[threading.Thread], looking: threading.Thread) -> None:
         """The way back: whatever happened, and whoever presses Ctrl-C meanwhile."""
-        with _undisturbed():
+        # No Ctrl-C and nothing like it for as long as things are taken back.
+        with _answering(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._stop.set()
             for thread in threads:
                 thread.join(timeout=GUARD_S)
@@ -441,7 +442,7 @@ class Soak:
                 f"{n}: {', '.join(w)}" for n, gpus in self._gpus.items() if (w := node_ills(look.nodes.get(n), gpus))
             ]
             return "; ".join(sick)
-        if not is_led(look):
+        if not look.is_led:
             return "nobody leads the extension"
         return "" if look.has_registry else "the registry does not answer"
 
@@ -526,35 +527,21 @@ class Soak:
         """Sleep; whether the soak was stopped meanwhile."""
         return self._stop.wait(max(at_s - self._now(), 0.0)) or self._stop.is_set()
 
-    @contextlib.contextmanager
-    def _terminating(self) -> Iterator[None]:
-        """SIGTERM and a terminal that is closed are Ctrl-C, so that the way back is gone for them too."""
 
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+def _interrupt(*_: object) -> None:
+    """SIGTERM and a terminal that is closed are Ctrl-C, so that the way back is gone for them too."""
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No Ctrl-C and nothing like it for as long as things are taken back."""
+def _answering(handler: Callable[..., None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
+    """Answer these signals so, and afterwards as before. Only the main thread may; in another nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, was in before.items():
+            signal.signal(number, was)

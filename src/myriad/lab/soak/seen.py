@@ -17,6 +17,8 @@ from myriad.scheduler.objects import pod_is_terminal, pod_requests, workload_vie
 Json = dict[str, Any]
 
 CHECK = "myriad"
+LEASE_S = 15.0
+"""A lease that is older leads nobody (`lease_duration_s` of the extension)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,11 @@ class Look:
     unsteered: tuple[str, ...] = ()
     has_registry: bool = True
     devices: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+
+    @property
+    def is_led(self) -> bool:
+        """Whether somebody leads the extension."""
+        return bool(self.leader) and self.at - self.renewed < LEASE_S
 
 
 @dataclass(frozen=True, slots=True)
