@@ -13,6 +13,7 @@ description:
   - C(bundle_path) is where a file of the bundle lies on the controller.
   - C(warm_images) are the images that a node has before a pod asks for them.
   - C(proxy) gives the proxy settings of the controller, with what is inside the site left out.
+  - C(spread) keeps the replicas of a program on different nodes.
   - C(node_objects) gives the labels of the hosts of the description as Node objects.
   - C(host_path_mounts) and C(host_path_volumes) turn a mapping of paths to modes into mounts and volumes of a pod.
 """
@@ -111,6 +112,26 @@ def cluster_parts(
     engines = {(pool or {}).get("engine", "kueue") for pool in (pools or {}).values()}
     wanted = {"volcano": "volcano" in engines, "training_operator": bool(training_operator), "metrics": bool(metrics)}
     return [part for part, is_wanted in wanted.items() if is_wanted]
+
+
+def spread(labels: Mapping[str, str], required: bool = False) -> list[dict[str, Any]]:
+    """`topologySpreadConstraints` by which the replicas of a program stand on different nodes.
+
+    Args:
+        labels: those of its pods.
+        required: a replica that finds no second node waits for one. Without it all of them may share a node, and
+            stay there: nothing moves a pod that runs to a node that came later.
+    """
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": dict(labels)},
+        # Of a rollout each generation counts by itself, else what is on its way out would decide where the new one is.
+        "matchLabelKeys": ["pod-template-hash"],
+    }
+    if not required:
+        return [constraint | {"whenUnsatisfiable": "ScheduleAnyway"}]
+    return [constraint | {"whenUnsatisfiable": "DoNotSchedule", "minDomains": 2, "nodeTaintsPolicy": "Honor"}]
 
 
 def node_objects(hosts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -214,6 +235,7 @@ class FilterModule:
             "cluster_parts": cluster_parts,
             "node_objects": node_objects,
             "proxy": proxy,
+            "spread": spread,
             "taints": taints,
             "warm_images": warm_images,
             "host_path_mounts": host_path_mounts,

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,8 +62,13 @@ class Site:
         names = [f"{self.name}-{host}" for host in hosts]
         subprocess.run(["docker", verb, *names], check=True, capture_output=True)
 
-    def api(self) -> Api:
-        return connect(self.paths.kubeconfig)
+    @contextmanager
+    def api(self) -> Iterator[Api]:
+        api = connect(self.paths.kubeconfig)
+        try:
+            yield api
+        finally:
+            api.close()
 
     def in_step(self, host: str) -> None:
         """Wait until every member and every API server is."""
@@ -83,21 +89,24 @@ class Site:
             "requests": {"cpu": "10m", "memory": "16Mi", "nvidia.com/gpu": 1},
             "limits": {"memory": "64Mi", "nvidia.com/gpu": 1},
         }
-        self.api().create(JOBS, job, namespace="vision")
+        with self.api() as api:
+            api.create(JOBS, job, namespace="vision")
 
     def jobs(self, prefix: str) -> dict[str, dict[str, Any]]:
         """Status of each job whose name begins so."""
+        with self.api() as api:
+            jobs = api.list(JOBS, namespace="vision")[0]
         return {
-            job["metadata"]["name"]: job.get("status", {})
-            for job in self.api().list(JOBS, namespace="vision")[0]
-            if job["metadata"]["name"].startswith(prefix)
+            job["metadata"]["name"]: job.get("status", {}) for job in jobs if job["metadata"]["name"].startswith(prefix)
         }
 
     def starts(self) -> dict[str, str]:
         """When the container of each running pod was started."""
+        with self.api() as api:
+            pods = api.list(PODS, namespace="vision")[0]
         return {
             pod["metadata"]["name"]: state["startedAt"]
-            for pod in self.api().list(PODS, namespace="vision")[0]
+            for pod in pods
             for status in pod.get("status", {}).get("containerStatuses", [])
             if (state := status.get("state", {}).get("running"))
         }
@@ -168,6 +177,27 @@ def test_a_second_run_changes_nothing(site: Site) -> None:
     done = site.play("site", "-e", "site_full=true")
     changed = re.findall(r"^\w+ +ok \d+ +changed (\d+)", done, re.MULTILINE)
     assert len(changed) > len(CONTROL_PLANES) and set(changed) == {"0"}, done[-1500:]
+
+
+def test_no_node_holds_all_replicas_of_what_the_cluster_needs(site: Site) -> None:
+    """The first control plane came alone, and what started then would have stayed there."""
+
+    def nodes_of() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        with site.api() as api:
+            for pod in api.list(PODS)[0]:
+                owner = pod["metadata"].get("ownerReferences", [{}])[0]
+                if owner.get("kind") == "ReplicaSet" and "deletionTimestamp" not in pod["metadata"]:
+                    found.setdefault(owner["name"].rsplit("-", 1)[0], set()).add(pod["spec"].get("nodeName", ""))
+        return found
+
+    wanted = {"coredns", "kueue-controller-manager", "myriad-scheduler"}
+    # A rollout that goes on has pods of two generations.
+    until(
+        lambda: all(len(nodes_of().get(name, set()) - {""}) > 1 for name in wanted),
+        f"each of {', '.join(sorted(wanted))} on two nodes",
+        seconds=60,
+    )
 
 
 def test_one_control_plane_is_killed_and_no_job_is_lost(site: Site) -> None:

@@ -80,3 +80,11 @@ def test_the_proxy_of_the_controller_holds_for_the_nodes_but_not_inside_the_site
         "https_proxy": "http://proxy:3128",
         "no_proxy": "localhost,example.com,10.0.0.0/24",
     }
+
+
+def test_replicas_that_must_not_share_a_node_wait_for_a_second_one() -> None:
+    soft, hard = stack.spread({"app": "x"}), stack.spread({"app": "x"}, True)
+    assert [part["whenUnsatisfiable"] for part in soft + hard] == ["ScheduleAnyway", "DoNotSchedule"]
+    # Without a least number of domains the first node alone would be a spread without a flaw.
+    assert "minDomains" not in soft[0] and hard[0]["minDomains"] == 2
+    assert all(part["labelSelector"] == {"matchLabels": {"app": "x"}} for part in soft + hard)
