@@ -166,6 +166,8 @@ class Watch:
         self._process.kill()
         self._process.wait()
         self._thread.join(timeout=5)
+        if self._process.stdout:
+            self._process.stdout.close()
 
     def outage_s(self) -> float:
         """From the first request that failed to the last."""

@@ -254,3 +254,27 @@ def test_nothing_is_waited_for_where_it_is_so_already(tmp_path: Path, monkeypatc
     (tmp_path / "encryption.json").touch()
     assert program.manifests() == {"changed": False, "manifests": []}
     assert pods.looks == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "ready"),
+    [(200, True), (401, True), (403, False), (500, False), ("[Errno 111] Connection refused", False)],
+)
+def test_an_api_server_that_has_not_read_who_may_what_is_not_ready(
+    said: int | str, ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers 403 to everybody then, the administrator too: a run that went on would be refused."""
+    monkeypatch.setattr(program, "answer", lambda address, port: said)
+    assert (program.serves("10.0.0.1", 6443) is None) is ready
+
+
+@pytest.mark.parametrize("said", [200, 403, 500])
+def test_a_host_starts_no_second_cluster_beside_one_that_just_starts(
+    said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "config", lambda: {"name": "cp1", "port": 6443, "peers": {"cp2": "10.0.0.2"}})
+    monkeypatch.setattr(program, "answer", lambda address, port: said)
+    with pytest.raises(program.Refused, match="would start a second cluster"):
+        program.alone()
+    monkeypatch.setattr(program, "answer", lambda address, port: "timed out")
+    program.alone()
