@@ -11,12 +11,10 @@ inventory, in the open.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible import constants as ansible_constants
 from ansible.errors import AnsibleError
 from ansible.inventory.group import Group
 from ansible.inventory.helpers import sort_groups
@@ -24,11 +22,9 @@ from ansible.inventory.host import Host
 from ansible.inventory.manager import IGNORED, InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.parsing.vault import EncryptedString
-from ansible.plugins.inventory import detect_range, expand_hostname_range
 from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 from ansible.utils.collection_loader import AnsibleCollectionConfig
-from ansible.utils.display import Display
 from ansible.utils.vars import combine_vars
 
 from myriad.fleet import names
@@ -36,7 +32,10 @@ from myriad.fleet.model import HOST_VARIABLES
 from myriad.fleet.problems import Origin, Problem
 from myriad.fleet.schema import dotted
 from myriad.fleet.source import KeyPath, RawGroup, RawHost, RawInventory, RawSetting
-from myriad.inventory_yaml import Definitions, is_vault_file, scan_inventory, scan_variables
+from myriad.inventory_ansible import Manager, best_reasons, captured, is_script, sentence
+from myriad.inventory_ini import scan_ini
+from myriad.inventory_ranges import expand
+from myriad.inventory_yaml import Definitions, is_mapping, is_vault_file, scan_inventory, scan_variables
 
 try:
     # ansible-core 2.19 and newer tag every value with the place that it was read from. The tag is not public API; where
@@ -102,12 +101,11 @@ class _Reader:
 
     def read(self) -> None:
         for path in self.inventory_files():
-            if path.suffix in _YAML_SUFFIXES and not os.access(path, os.X_OK):
-                try:
-                    scan_inventory(path, self.shown(path), _expand, self.definitions)
-                except OSError as error:
-                    self.definitions.broken = True
-                    self.report_unreadable(path, error.strerror)
+            try:
+                self.scan_hosts(path)
+            except OSError as error:
+                self.definitions.broken = True
+                self.report_unreadable(path, error.strerror)
         self.raw.problems += self.definitions.problems
         self.scan_variable_files()
         if self.bad_files:
@@ -139,6 +137,19 @@ class _Reader:
         for source in self.sources:
             if "," not in source:
                 yield from inside(Path(source))
+
+    def scan_hosts(self, path: Path) -> None:
+        """Look at one file that ansible would parse for hosts, in the form in which it is written."""
+        shown = self.shown(path)
+        if is_script(path):
+            if not os.access(path, os.X_OK):
+                self.definitions.broken = True
+                message = "is a script that may not be executed, so Ansible reads its lines as hosts: chmod +x it"
+                self.definitions.report("script-mode", message, key="the file", origin=Origin(shown))
+        elif path.suffix in _YAML_SUFFIXES or is_vault_file(path) or (not path.suffix and is_mapping(path)):
+            scan_inventory(path, shown, expand, self.definitions)
+        elif path.suffix != ".toml":
+            scan_ini(path, shown, expand, self.definitions)
 
     def variable_folders(self, kind: str) -> Iterator[Path]:
         """`group_vars` or `host_vars` folders next to the sources, in the sources' order."""
@@ -198,16 +209,16 @@ class _Reader:
         """Let ansible parse the sources; what it refuses becomes a problem."""
         if self.definitions.has_plugins and AnsibleCollectionConfig.collection_finder is None:
             init_plugin_loader()  # inventory plugins come from collections too
-        with _captured() as said:
+        with captured() as said:
             try:
-                manager = InventoryManager(loader=self.loader, sources=self.sources)
+                manager = Manager(loader=self.loader, sources=self.sources)
             except AnsibleError as error:
-                for reason in _best_reasons(said.failures) or [error]:
+                for reason in best_reasons(said.failures) or [error]:
                     origin = self.origin_of(getattr(reason, "obj", None)) or self.failed_file(error)
                     self.raw.problems.append(
                         Problem(
                             "inventory-unreadable",
-                            f"cannot be read as an inventory: {_sentence(reason)}",
+                            f"cannot be read as an inventory: {sentence(reason)}",
                             key="the inventory",
                             origin=origin,
                         )
@@ -228,7 +239,7 @@ class _Reader:
 
     def failed_file(self, error: AnsibleError) -> Origin:
         """File that ansible gave up on; its message ends with the path."""
-        path = _sentence(error).rsplit(" ", 1)[-1]
+        path = sentence(error).rsplit(" ", 1)[-1]
         return Origin(self.shown(path) if Path(path).exists() else self.raw.name)
 
     def read_groups(self, manager: InventoryManager) -> None:
@@ -348,13 +359,13 @@ class _Reader:
                 try:
                     if is_vault_file(path):
                         continue
-                    with _captured():
+                    with captured():
                         content = self.loader.load_from_file(found, cache="all", trusted_as_template=True)
                     merged = combine_vars(merged, content or {})
                 except OSError as error:
                     self.report_unreadable(path, error.strerror)
                 except AnsibleError as error:
-                    self.report_unreadable(path, _sentence(error))
+                    self.report_unreadable(path, sentence(error))
             self.file_cache[key] = merged
         return self.file_cache[key]
 
@@ -424,7 +435,7 @@ class _Reader:
             self.raw.problems.append(
                 Problem(
                     "template",
-                    f"has a template that cannot be resolved from the variables of group all: {_sentence(error)}; "
+                    f"has a template that cannot be resolved from the variables of group all: {sentence(error)}; "
                     "define it there or write the value",
                     key=dotted(path),
                     origin=self.raw.origin_of(path),
@@ -442,7 +453,7 @@ class _Reader:
             self.raw.problems.append(
                 Problem(
                     "template",
-                    f"{key} cannot be resolved: {_sentence(error)}; define it or write the value",
+                    f"{key} cannot be resolved: {sentence(error)}; define it or write the value",
                     key=key,
                     hosts=(str(host.name),),
                     origin=self.origin_of(value) or self.definitions.hosts.get(str(host.name)),
@@ -476,15 +487,6 @@ def _is_described(name: Any) -> bool:
     return str(name).startswith("myriad_")
 
 
-def _expand(pattern: str) -> list[str]:
-    if not detect_range(pattern):
-        return [pattern]
-    try:
-        return [str(name) for name in expand_hostname_range(pattern)]
-    except AnsibleError:
-        return [pattern]  # ansible itself refuses it with its reason when it parses the file
-
-
 def _may_be_template(value: Any) -> bool:
     return isinstance(value, str) and ("{{" in value or "{%" in value)
 
@@ -506,63 +508,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [_plain(inner) for inner in value]
     return str(value)
-
-
-def _sentence(error: BaseException) -> str:
-    """What an error says, with its causes, as one sentence without the full stop."""
-    parts: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None:
-        text = " ".join(str(getattr(seen, "message", "") or seen).split()).rstrip(".")
-        if text and not any(text in part for part in parts):
-            parts.append(text)
-        seen = seen.__cause__
-    return ": ".join(parts)
-
-
-class _Said:
-    """What ansible said while something ran."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.failures: list[tuple[str, BaseException]] = []
-
-
-def _best_reasons(failures: Sequence[tuple[str, BaseException]]) -> list[BaseException]:
-    """Every plugin that tries a file gives a reason; the one that knows the file's form is worth telling."""
-    for plugin in ("'script'", "'auto'", "'yaml'", "'toml'"):
-        named = [
-            error
-            for message, error in failures
-            # `auto` tries every YAML file; where there is no plugin configured its refusal means nothing.
-            if plugin in message and "no root 'plugin' key" not in str(error)
-        ]
-        if named:
-            return named[:1]
-    return [error for _message, error in failures[-1:]]
-
-
-@contextmanager
-def _captured() -> Iterator[_Said]:
-    """Keep ansible's warnings off the terminal, and let it refuse what it cannot parse instead of skipping it."""
-    said = _Said()
-    display = Display()
-    strict = ansible_constants.INVENTORY_ANY_UNPARSED_IS_FAILED
-
-    def warning(msg: str, *_args: Any, **_kwargs: Any) -> None:
-        said.warnings.append(" ".join(str(msg).split()))
-
-    def failure(msg: str | None, exception: BaseException, **_kwargs: Any) -> None:
-        said.failures.append((str(msg), exception))
-
-    saved: dict[str, Callable[..., Any]] = {}
-    for name, replacement in (("warning", warning), ("error_as_warning", failure)):
-        saved[name] = getattr(display, name)
-        setattr(display, name, replacement)
-    ansible_constants.INVENTORY_ANY_UNPARSED_IS_FAILED = True
-    try:
-        yield said
-    finally:
-        ansible_constants.INVENTORY_ANY_UNPARSED_IS_FAILED = strict
-        for name, original in saved.items():
-            setattr(display, name, original)

@@ -6,6 +6,7 @@ description is checked whole, so all of that is collected here first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ from myriad.fleet.source import KeyPath
 
 _VAULT_HEADER = b"$ANSIBLE_VAULT"
 _MERGE_KEY = "<<"
+_TEXT, _NUMBER = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int"
+# YAML 1.1 reads 010 as 8 and 12:30 as 750 (https://yaml.org/type/int.html): a rack or a name would silently be another.
+_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+)")
 _GROUP_PARTS = {
     "hosts": "for example hosts: {gpu1: {}}",
     "children": "for example children: {rack1: {}}",
@@ -50,6 +54,15 @@ def is_vault_file(path: Path) -> bool:
     """Whether a file is encrypted as a whole."""
     with path.open("rb") as stream:
         return stream.read(len(_VAULT_HEADER)) == _VAULT_HEADER
+
+
+def is_mapping(path: Path) -> bool:
+    """Whether a file without a suffix is YAML: a host, or a heading of INI, is no mapping.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return isinstance(parse(path, "", []), yaml.MappingNode)
 
 
 def parse(path: Path, shown: str, problems: list[Problem]) -> yaml.Node | None:
@@ -104,6 +117,7 @@ def scan_variables(path: Path, shown: str, prefix: KeyPath = ()) -> tuple[list[P
         )
         return problems, False
     problems += _doubled_keys(node, shown, prefix)
+    problems += _other_numbers(node, shown, prefix)
     return problems, True
 
 
@@ -113,10 +127,15 @@ def scan_inventory(path: Path, shown: str, expand: Callable[[str], list[str]], f
     Args:
         path: the file.
         shown: how to name it in messages.
-        expand: gives the hosts of a pattern with ranges.
+        expand: gives the hosts of a pattern with ranges; raises ValueError with a sentence.
         found: gets what was found.
     """
     before = len(found.problems)
+    if is_vault_file(path):
+        found.broken = True
+        message = "is encrypted as a whole; hosts are no secret: `ansible-vault decrypt` it, and encrypt single values"
+        found.report("encrypted", message, key="the file", origin=Origin(shown))
+        return
     node = parse(path, shown, found.problems)
     if node is None:
         found.broken = found.broken or len(found.problems) > before
@@ -177,6 +196,7 @@ def _scan_group(
             _scan_hosts(title, value, shown, expand, found)
         else:
             found.problems += _doubled_keys(value, shown, (f"group {title}", "vars"))
+            found.problems += _other_numbers(value, shown, ())
 
 
 def _scan_hosts(
@@ -185,22 +205,43 @@ def _scan_hosts(
     seen: dict[str, int] = {}
     for pattern, variables in _pairs(hosts):
         line = pattern.start_mark.line + 1
-        for host in expand(str(pattern.value)):
+        written, here = str(pattern.value), Origin(shown, line)
+        if pattern.tag != _TEXT:
+            found.broken = True
+            found.report("host-name", f'"{written}" is no text for YAML: write it in quotes', key="host", origin=here)
+            continue
+        try:
+            hosts_of_pattern = expand(written)
+        except ValueError as error:
+            found.broken = True
+            found.report("host-range", f'"{written}" {error}', key=f"group {group}", origin=here)
+            continue
+        for host in hosts_of_pattern:
             first = seen.get(host)
             seen.setdefault(host, line)
             if host not in found.hosts or (isinstance(variables, yaml.MappingNode) and variables.value):
-                found.hosts[host] = Origin(shown, line)
+                found.hosts[host] = here
             if first is not None:
-                lines = f"both on line {line}" if first == line else f"lines {first} and {line}"
-                found.problems.append(
-                    Problem(
-                        "host-twice",
-                        f"is listed twice in group {group} ({lines}); remove one of them",
-                        hosts=(host,),
-                        origin=Origin(shown, line),
-                    )
-                )
-        found.problems += _doubled_keys(variables, shown, (str(pattern.value),))
+                report_host_twice(found.problems, host, group, first, line, shown)
+        found.problems += _doubled_keys(variables, shown, (written,))
+        found.problems += _other_numbers(variables, shown, ())
+
+
+def report_host_twice(problems: list[Problem], host: str, group: str, first: int, line: int, shown: str) -> None:
+    """Note that a group lists a host on two lines, or twice on one."""
+    message = f"is listed twice in group {group} ({_both(first, line)}); remove one of them"
+    problems.append(Problem("host-twice", message, hosts=(host,), origin=Origin(shown, line)))
+
+
+def report_key_twice(problems: list[Problem], key: KeyPath, first: int, line: int, shown: str) -> None:
+    """Note that a key is written on two lines, or twice on one."""
+    lines = f"line {line}" if first == line else f"lines {first} and {line}"
+    message = f"is written twice ({lines}); the second would silently win: remove one of them"
+    problems.append(Problem("key-twice", message, key=dotted(key), origin=Origin(shown, line)))
+
+
+def _both(first: int, line: int) -> str:
+    return f"both on line {line}" if first == line else f"lines {first} and {line}"
 
 
 def _begins_with_tab(path: Path, line: int) -> bool:
@@ -225,12 +266,32 @@ def _doubled_here(node: yaml.Node, shown: str, prefix: KeyPath) -> Iterator[Prob
         if first is None:
             seen[key.value] = line
             continue
-        lines = f"line {line}" if first == line else f"lines {first} and {line}"
+        found: list[Problem] = []
+        report_key_twice(found, (*prefix, key.value), first, line, shown)
+        yield from found
+
+
+def _other_numbers(node: yaml.Node, shown: str, prefix: KeyPath) -> Iterator[Problem]:
+    """Numbers of the description that YAML reads as others than they look."""
+    for key, value in _pairs(node):
+        if str(key.value).startswith("myriad_"):
+            yield from _other_numbers_below(value, shown, (*prefix, str(key.value)))
+
+
+def _other_numbers_below(node: yaml.Node, shown: str, path: KeyPath) -> Iterator[Problem]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _other_numbers_below(value, shown, (*path, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _other_numbers_below(value, shown, (*path, index))
+    elif not node.style and node.tag == _NUMBER and _OTHER_NUMBER.fullmatch(node.value):
+        read = yaml.safe_load(node.value)
         yield Problem(
-            "key-twice",
-            f"is written twice ({lines}); the second would silently win: remove one of them",
-            key=dotted((*prefix, key.value)),
-            origin=Origin(shown, line),
+            "other-number",
+            f'is written {node.value}, and YAML reads the number {read}; write "{node.value}" in quotes, or {read}',
+            key=dotted(path),
+            origin=Origin(shown, node.start_mark.line + 1),
         )
 
 

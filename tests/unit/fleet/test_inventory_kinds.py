@@ -1,0 +1,195 @@
+"""Inventories that Ansible would read without a word, or refuse without a line: what is told of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from myriad.fleet import check
+from myriad.inventory import read_inventory
+from myriad.inventory_ranges import MOST_HOSTS, expand
+
+SITE = """\
+myriad_cluster: {name: site, topology_levels: [rack]}
+myriad_pools: {h100: {model: H100-SXM5-80GB}}
+myriad_cohorts: {research: {}}
+myriad_teams:
+  vision: {namespaces: [vision], quota: {h100: 24}, cohort: research}
+"""
+INI = "[control_plane]\ncp1\n[pool_h100]\n%s\n[gpu_nodes:children]\npool_h100\n"
+YAML = (
+    "all:\n  children:\n    control_plane: {hosts: {cp1: {}}}\n    gpu_nodes:\n      children:\n"
+    "        pool_h100: {hosts: {%s: {}}, vars: {myriad_location: r1}}\n"
+)
+SCRIPT = "#!/bin/sh\n"
+
+
+def site(
+    folder: Path, hosts: str, *, name: str = "hosts", mode: int = 0o644, more: dict[str, str] | None = None
+) -> Path:
+    """An inventory with one file of hosts."""
+    for path, text in {"group_vars/all.yml": SITE, name: hosts, **(more or {})}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    (folder / name).chmod(mode)
+    return folder
+
+
+def told(folder: Path) -> list[str]:
+    """`line: subject: sentence` of every error."""
+    return [
+        f"{problem.origin.line or '' if problem.origin else ''}: {problem.subject}: {problem.message}"
+        for problem in check(read_inventory(folder)).errors
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "begin", "end", "count"),
+    [
+        ("gpu1", "gpu1", "gpu1", 1),
+        ("gpu[001:128]", "gpu001", "gpu128", 128),
+        ("gpu[1:9:2].example.com", "gpu1.example.com", "gpu9.example.com", 5),
+        ("r[a:c]-[01:04]", "ra-01", "rc-04", 12),
+        ("gpu[:3]", "gpu0", "gpu3", 4),
+        ("gpu[1:2]:2222", "gpu1", "gpu2", 2),
+        ("gpu7:22", "gpu7", "gpu7", 1),
+        ("10.0.0.[5:6]", "10.0.0.5", "10.0.0.6", 2),
+        ("2001:db8::5", "2001:db8::5", "2001:db8::5", 1),
+    ],
+)
+def test_ranges_are_ansibles(pattern: str, begin: str, end: str, count: int) -> None:
+    hosts = expand(pattern)
+    assert (hosts[0], hosts[-1], len(hosts)) == (begin, end, count)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("gpu[9:1]", "runs backwards and gives no host; write [1:9]"),
+        ("gpu[1:", "is not closed; a range is written [01:16]"),
+        ("gpu[5]", 'has the range "[5]"; a range is written'),
+        ("gpu[1:]", 'has the range "[1:]"; a range is written'),
+        ("gpu[01:10:0]", 'with the step "0"; a step is a whole number from 1'),
+        ("gpu[a:zz]", "whose ends are neither numbers nor single letters"),
+        ("gpu[001:10]", "whose ends have different lengths"),
+        ("gpu[1:2000000]", f"stands for 2,000,000 hosts; {MOST_HOSTS:,} are the most"),
+        ("r[1:1000]g[1:1000]", "stands for 1,000,000 hosts"),
+    ],
+)
+@pytest.mark.parametrize("form", ["ini", "yaml"])
+def test_a_range_that_means_nothing_is_told_with_its_line(tmp_path: Path, pattern: str, said: str, form: str) -> None:
+    ini, name = form == "ini", {"ini": "hosts", "yaml": "hosts.yml"}[form]
+    text = INI % f"{pattern} myriad_location=r1" if ini else YAML % f'"{pattern}"'
+    (sentence,) = told(site(tmp_path, text, name=name))
+    assert sentence.startswith(f'{4 if ini else 6}: {"line 4" if ini else "group pool_h100"}: "{pattern}" ')
+    assert said in sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "gpu1 myriad_location=r1\ngpu1 myriad_location=r2",
+            "5: gpu1: is listed twice in group pool_h100 (lines 4 and 5)",
+        ),
+        ("gpu[1:4]\ngpu[3:6]", "5: gpu3, gpu4: is listed twice in group pool_h100 (lines 4 and 5)"),
+        ("gpu1 myriad_location=r1 myriad_location=r2", "4: gpu1.myriad_location: is written twice (line 4)"),
+        ("gpu1 myriad_location", '4: line 4: has "myriad_location" behind the host; write myriad_location=VALUE'),
+        ("gpu1 myriad_location='r1", "4: line 4: has a quote that is not closed"),
+        ("[pool_h200", '4: line 4: "[pool_h200" is no heading; a heading is [group]'),
+        ("[pool h200]", '4: line 4: "[pool h200]" is no heading'),
+        ("[pool_h100:child]", '4: line 4: [pool_h100:child] is no heading; did you mean "children"?'),
+        (
+            "gpu1\n[pool_h100:vars]\nmyriad_location=r1\nmyriad_location=r2",
+            "7: group pool_h100.vars.myriad_location: is written twice (lines 6 and 7)",
+        ),
+        ("gpu1\n[pool_h100:vars]\nmyriad_location", '6: line 6: has "myriad_location" among the variables of a group'),
+    ],
+)
+def test_a_wrong_line_of_ini_is_told_with_its_number(tmp_path: Path, line: str, said: str) -> None:
+    sentences = told(site(tmp_path, INI % line, name="hosts.ini"))
+    assert any(sentence.startswith(said) for sentence in sentences), sentences
+
+
+def test_hosts_of_ini_are_known_with_their_lines(tmp_path: Path) -> None:
+    text = "# all\n[control_plane]\ncp1\n\n; racks\n[pool_h100]\ngpu[1:3]\n[gpu_nodes:children]\npool_h100\n"
+    raw = read_inventory(site(tmp_path, text))
+    assert {name: host.origin.line for name, host in raw.hosts.items() if host.origin} == {
+        "cp1": 3, "gpu1": 7, "gpu2": 7, "gpu3": 7,
+    }  # fmt: skip
+    assert {name: group.origin.line for name, group in raw.groups.items() if group.origin} == {
+        "control_plane": 2, "pool_h100": 6, "gpu_nodes": 8,
+    }  # fmt: skip
+    assert told(tmp_path) == ["7: gpu1..gpu3 (3 hosts): myriad_location is missing; write the place as rack"]
+
+
+def test_yaml_without_a_suffix_is_looked_at_as_yaml(tmp_path: Path) -> None:
+    (sentence,) = told(site(tmp_path, YAML % '"gpu[9:1]"'))
+    assert sentence.startswith("6: group pool_h100: ")
+
+
+def test_numbers_as_names_of_hosts_are_told_with_their_line(tmp_path: Path) -> None:
+    assert told(site(tmp_path, YAML % "7", name="hosts.yml")) == [
+        '6: host: "7" is no text for YAML: write it in quotes'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo 'the token has expired' >&2; exit 3", "exit code 3: it said: the token has expired"),
+        ("echo hello", "could not be parsed as JSON"),
+        ("echo '[1, 2]'", "instead of"),
+    ],
+)
+def test_a_script_that_fails_is_never_read_as_a_list_of_hosts(tmp_path: Path, body: str, said: str) -> None:
+    """Ansible goes on to its plugin for INI, to which `echo hello` is a host with a variable too few, or a host."""
+    (sentence,) = told(site(tmp_path, f"{SCRIPT}{body}\n", name="nodes.sh", mode=0o755))
+    assert sentence.startswith(": the inventory: cannot be read as an inventory: ")
+    assert said in sentence
+
+
+def test_a_script_that_may_not_be_executed_is_told(tmp_path: Path) -> None:
+    (sentence,) = told(site(tmp_path, f"{SCRIPT}echo\n", name="nodes.sh"))
+    assert sentence.endswith("so Ansible reads its lines as hosts: chmod +x it")
+
+
+def test_what_ansible_deprecates_is_a_warning_and_nothing_on_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site(tmp_path, f'{SCRIPT}echo \'{{"pool_h100": ["gpu1"]}}\'\n', name="nodes.sh", mode=0o755)
+    warnings = [problem.message for problem in check(read_inventory(tmp_path)).warnings]
+    assert capfd.readouterr() == ("", "")
+    assert any("Group 'pool_h100' was converted" in message for message in warnings), warnings
+    assert not any("deprecation_warnings=False" in message for message in warnings)
+
+
+def test_an_encrypted_list_of_hosts_is_told_as_that(tmp_path: Path) -> None:
+    vault = "$ANSIBLE_VAULT;1.1;AES256\n33363965326261303234\n"
+    for name in ("hosts.yml", "hosts"):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (sentence,) = told(site(folder, vault, name=name))
+        assert "is encrypted as a whole; hosts are no secret" in sentence
+
+
+@pytest.mark.parametrize(("written", "read"), [("010", 8), ("07", 7), ("12:30", 750)])
+def test_numbers_that_yaml_reads_otherwise_are_told(tmp_path: Path, written: str, read: int) -> None:
+    hosts = YAML.replace("r1", written) % "gpu1"
+    (sentence,) = told(site(tmp_path, hosts, name="hosts.yml"))
+    assert sentence == (
+        f'6: myriad_location: is written {written}, and YAML reads the number {read}; write "{written}" in quotes, '
+        f"or {read}"
+    )
+
+
+def test_numbers_that_look_as_they_are_read_are_left_alone(tmp_path: Path) -> None:
+    hosts = (
+        "control_plane: {hosts: {cp1: {}}}\n"
+        "gpu_nodes: {children: {pool_h100: {hosts: {gpu1: {myriad_location: '010', file_mode: 0644}, "
+        "gpu2: {myriad_location: 7}, gpu3: {myriad_location: 08}}}}}\n"
+    )
+    found = read_inventory(site(tmp_path, hosts, name="hosts.yml"))
+    assert told(tmp_path) == []
+    assert [found.hosts[name].variables["myriad_location"] for name in ("gpu1", "gpu2", "gpu3")] == ["010", 7, "08"]
