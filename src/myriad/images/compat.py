@@ -107,6 +107,12 @@ def image_facts(definition: ImageDefinition, name: str, *, python: str = "") -> 
             )
         cuda = cuda or own
         if gpu.torch.endswith("+cpu"):
+            if gpu.cuda:
+                raise InputError(
+                    f"torch {gpu.torch} is a build for CPUs, but cuda says {gpu.cuda}",
+                    where=where,
+                    hint="leave +cpu out, or leave cuda out and gpu with it",
+                )
             return ImageFacts(name=name, torch=torch, python=python)
     if not cuda:
         raise InputError(

@@ -151,6 +151,7 @@ class Facts(_Row):
     forward: list[Forward]
     products: Products
     branches: list[Branch]
+    capabilities: list[Arch]
     architectures: list[Architecture]
     blackwell: Blackwell
     torch: list[TorchRelease]

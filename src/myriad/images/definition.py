@@ -7,9 +7,12 @@ import json
 import re
 import shlex
 from pathlib import Path
+from posixpath import normpath
 from typing import Annotated, Any, Literal
 
+from packaging.utils import canonicalize_name
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,7 +25,10 @@ from pydantic import (
 )
 
 from myriad.errors import InputError
+from myriad.images.compat_facts import facts
+from myriad.images.compat_require import VARIABLE as REQUIRE_CUDA
 from myriad.images.definition_errors import problems_of, read_yaml, report
+from myriad.images.refs import DIGEST, parse_ref
 
 SCHEMA_FILE = "docs/schema/image.json"
 SCHEMA_ID = "https://myriad.dev/schema/image.json"
@@ -35,7 +41,8 @@ NODE_PREFIX = "node-"
 #: by side, large enough that an image stays below containerd's and overlayfs' limits on their number.
 LAYER_MB = 500
 
-_DIGEST_REF = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
+_MOST_ID = 2**32 - 2
+"""The largest uid of Linux; the next one means "no user"."""
 
 
 def _text(value: Any) -> Any:
@@ -46,13 +53,51 @@ def _text(value: Any) -> Any:
 
 def _octal(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
-        raise ValueError(f'without quotes is the number {value} to YAML; write "{value:04o}" in quotes')
+        # 0644 is read as octal, 644 as it stands; a mode has no more than 0777.
+        digits = f"{value:04o}" if 0 <= value <= 0o777 else f"{value:04}"
+        meant = f'"{digits}" in quotes'
+        if digits != f"{value:04}" and set(str(value)) <= set("045"):
+            meant += f', or "{value:04}" where those digits are meant'
+        raise ValueError(f"without quotes is the number {value} to YAML; write {meant}")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"is {str(value).lower()} to YAML, which is no number of MB")
+    return value
+
+
+def _plain_path(value: str) -> str:
+    plain = normpath(value).replace("//", "/", 1)
+    if value != plain:
+        raise ValueError(f'"{value}" takes a detour; write "{plain}"')
+    return value
+
+
+def _below_folder(value: str) -> str:
+    if value.startswith("/") or ".." in Path(value).parts:
+        raise ValueError(f'"{value}" leaves the image\'s folder, so another checkout would build another image')
+    return value
+
+
+def _known_card(value: str) -> str:
+    known = facts().capabilities
+    plain = value.removesuffix("+PTX")
+    if plain not in known:
+        raise ValueError(
+            f"no GPU has compute capability {plain} (sm_{plain.replace('.', '')}); those that NVIDIA made have "
+            f"{', '.join(known)}"
+        )
     return value
 
 
 def _capability(value: Any) -> Any:
     """`sm_90` as `9.0`, `sm_120+PTX` as `12.0+PTX`."""
     value = _text(value)
+    own = re.fullmatch(r"(?:sm|compute)_(\d+)[af]", value) if isinstance(value, str) else None
+    if own:
+        raise ValueError(f"{value} is how code for that one kind of card is called; write the card itself: sm_{own[1]}")
     match = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)(\+PTX)?", value) if isinstance(value, str) else None
     return f"{match[1]}.{match[2]}{match[3] or ''}" if match else value
 
@@ -72,9 +117,10 @@ def _smoke(value: Any) -> Any:
 
 
 _Repo = Annotated[str, Field(pattern=r"^[a-z0-9]+([._/-][a-z0-9]+)*$")]
-_AbsolutePath = Annotated[str, Field(pattern=r"^/[^\s]*$")]
+_AbsolutePath = Annotated[str, Field(pattern=r"^/[^\s]*$"), AfterValidator(_plain_path)]
+_OwnFile = Annotated[str, AfterValidator(_below_folder)]
 _Version = Annotated[str, BeforeValidator(_text), Field(pattern=r"^\d+(\.\d+)+([.+-][0-9A-Za-z.]+)?$")]
-_Arch = Annotated[str, BeforeValidator(_capability), Field(pattern=r"^\d+\.\d(\+PTX)?$")]
+_Arch = Annotated[str, BeforeValidator(_capability), Field(pattern=r"^\d+\.\d(\+PTX)?$"), AfterValidator(_known_card)]
 _Package = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 
 
@@ -87,13 +133,30 @@ class ExternalBase(_Model):
 
     image: str = Field(description="registry/repository@sha256:<digest>: exactly these bits, whatever its tags name")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_base(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "name" in value:
+            raise ValueError("has both image and name; keep the one to build on")
+        return value
+
     @field_validator("image")
     @classmethod
     def _by_digest(cls, value: str) -> str:
-        if not _DIGEST_REF.fullmatch(value):
+        name, at, digest = value.partition("@")
+        try:
+            parse_ref(name)
+        except InputError as error:
+            raise ValueError(f"{error.message}; write registry/repository@sha256:<digest>") from error
+        if not at:
             raise ValueError(
                 f'"{value}" can name other bits tomorrow; name the digest: '
-                f"{value.partition('@')[0]}@sha256:<digest> (`myriad image lock` looks a tag's digest up)"
+                f"{name}@sha256:<digest> (`myriad image lock` looks a tag's digest up)"
+            )
+        if not DIGEST.fullmatch(digest):
+            raise ValueError(
+                f'"{value}": what follows @ is {len(digest.removeprefix("sha256:"))} characters and not sha256: with '
+                "64 hexadecimal digits in small letters; copy the digest whole"
             )
         return value
 
@@ -122,8 +185,8 @@ class Wheels(_Model):
     """Python packages: a requirements file with its hash-locked file, or a dependency group of pyproject.toml."""
 
     group: str | None = Field(None, description="a dependency group of pyproject.toml, at the versions of uv.lock")
-    requirements: str | None = Field(None, description="file of the image's folder with what is wanted")
-    lock: str | None = Field(None, description="file that `myriad image lock` writes: versions with hashes")
+    requirements: _OwnFile | None = Field(None, description="file of the image's folder with what is wanted")
+    lock: _OwnFile | None = Field(None, description="file that `myriad image lock` writes: versions with hashes")
     exclude: tuple[str, ...] = Field(
         (), description="patterns of files to leave out, below the installation folder (* spans directories)"
     )
@@ -135,6 +198,8 @@ class Wheels(_Model):
         if self.group is None and (self.requirements is None or self.lock is None):
             missing = "lock" if self.lock is None else "requirements"
             raise ValueError(f"{missing} is missing; requirements says what is wanted, lock with which hashes")
+        if self.requirements is not None and self.requirements == self.lock:
+            raise ValueError(f"requirements and lock are both {self.lock}, which locking would overwrite")
         return self
 
 
@@ -147,17 +212,17 @@ class Source(_Model):
 class File(_Model):
     """A file of the image's folder."""
 
-    source: str = Field(alias="from", description="path in the image's folder")
+    source: _OwnFile = Field(alias="from", description="path in the image's folder")
     target: _AbsolutePath = Field(alias="to", description="absolute path inside the image")
     mode: Annotated[str, BeforeValidator(_octal), Field(pattern=r"^0?[0-7]{3}$")] = Field(
         "0644", description='three octal digits in quotes, such as "0755"; no setuid'
     )
 
-    @field_validator("source")
+    @field_validator("target")
     @classmethod
-    def _inside(cls, value: str) -> str:
-        if value.startswith("/") or ".." in Path(value).parts:
-            raise ValueError(f'"{value}" leaves the image\'s folder, so another checkout would build another image')
+    def _names_a_file(cls, value: str) -> str:
+        if value == "/":
+            raise ValueError("/ is a folder; write the path of the file")
         return value
 
 
@@ -231,9 +296,13 @@ class ImageDefinition(_Model):
         "{name: <another image here>}",
     )
     packages: tuple[_Package, ...] = Field((), description="names of Debian packages on top of the base")
-    python: Python | None = Field(None, description="the Python of an external base")
-    wheels: Wheels | None = Field(None, description="Python packages")
-    source: Source | None = Field(None, description="modules of Myriad")
+    python: Python | None = Field(
+        None, description="the Python of an external base: {version}, and interpreter and site where they are elsewhere"
+    )
+    wheels: Wheels | None = Field(
+        None, description="Python packages: {requirements, lock}, files of this folder, or {group} of pyproject.toml"
+    )
+    source: Source | None = Field(None, description="modules of Myriad: {modules: [...]}")
     files: tuple[File, ...] = Field((), description="files of the image's folder: {from, to, mode}")
     entrypoint: tuple[str, ...] = Field(
         min_length=1, description="the program and its first arguments, at least one word"
@@ -245,16 +314,19 @@ class ImageDefinition(_Model):
     )
     working_dir: _AbsolutePath | None = Field(None, description="absolute path")
     labels: dict[str, str] = Field(default_factory=dict, description="OCI labels, both sides text")
-    gpu: Gpu | None = Field(None, description="what the image asks of GPUs; without it, it has no need of one")
+    gpu: Gpu | None = Field(
+        None, description="what the image asks of GPUs, such as {archs: [sm_90]}; without it, it has no need of one"
+    )
     pins: dict[str, _Version] = Field(
         default_factory=dict,
-        description="versions that must be found in the image: python, torch, cuda, cudnn, nccl, or a package's name",
+        description='versions that must be found in the image, two parts or more in quotes as "2.12.1": python, '
+        "torch, cuda, cudnn, nccl, or a package's name",
     )
-    budget_mb: Annotated[int, Field(gt=0)] = Field(
+    budget_mb: Annotated[int, BeforeValidator(_whole), Field(gt=0)] = Field(
         description="most that a node with an empty store may pull, a whole number of MB (10**6 bytes) above 0"
     )
-    layer_mb: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        LAYER_MB, description="most that one layer may weigh in MB, unless one file alone is larger"
+    layer_mb: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10_000)] = Field(
+        LAYER_MB, description="most that one layer may weigh in MB, 1 to 10000, unless one file alone is larger"
     )
     compression: Literal["zstd", "gzip"] = Field(
         "zstd", description="zstd, or gzip for runtimes before containerd 1.5 and Docker 23"
@@ -283,6 +355,45 @@ class ImageDefinition(_Model):
                 gpu.setdefault(key, value["pins"][key])
         return {**value, "gpu": gpu}
 
+    @field_validator("entrypoint")
+    @classmethod
+    def _starts_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value[0].strip():
+            raise ValueError("its first word is empty; name the program")
+        return value
+
+    @field_validator("user")
+    @classmethod
+    def _ids(cls, value: str) -> str:
+        if any(int(part) > _MOST_ID for part in value.split(":")):
+            raise ValueError(f"{value} is beyond the largest id of Linux, {_MOST_ID}")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _names_of_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not name or re.search(r"[=\s\0]", name):
+                raise ValueError(f'"{name}" cannot name a variable: no blank, no "=", and not empty')
+            if name == REQUIRE_CUDA:
+                raise ValueError(f"{name} is computed from gpu (`myriad image verdict` prints it); leave it out")
+            if "\0" in value[name]:
+                raise ValueError(f"{name} has a NUL in it, which no variable can hold")
+        return value
+
+    @field_validator("pins")
+    @classmethod
+    def _pinned_once(cls, value: dict[str, str]) -> dict[str, str]:
+        seen: dict[str, str] = {}
+        for name in value:
+            plain = str(canonicalize_name(name))
+            if not plain:
+                raise ValueError("one has no name; say which package it is for")
+            if plain in seen:
+                raise ValueError(f"{seen[plain]} and {name} are the same package; pin it once")
+            seen[plain] = name
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> ImageDefinition:
         if self.gpu is not None:
@@ -297,10 +408,18 @@ class ImageDefinition(_Model):
             raise ValueError("packages are installed on debian; an external base brings its own")
         if external and self.python is None and (self.wheels is not None or self.source is not None):
             raise ValueError('wheels on an external base need to know its Python: python: {version: "3.12"}')
+        own_python = self.python.version if self.python is not None else DEBIAN_PYTHON if self.base == "debian" else ""
+        pinned_python = self.pins.get("python", own_python)
+        if own_python and ".".join(pinned_python.split(".")[:2]) != own_python:
+            raise ValueError(f"pins.python is {pinned_python}, but the image has Python {own_python}")
         targets = [file.target for file in self.files]
         twice = sorted({one for one in targets if targets.count(one) > 1})
         if twice:
             raise ValueError(f"files: two are written to {', '.join(twice)}")
+        for target in sorted(targets):
+            within = [one for one in targets if one.startswith(f"{target}/")]
+            if within:
+                raise ValueError(f"files: {target} is a file, so {within[0]} cannot lie in it")
         return self
 
     @property
@@ -351,7 +470,11 @@ def _missing_files(folder: Path, value: Any) -> list[tuple[str, str]]:
         named.append(("wheels.requirements", wheels.get("requirements"), "a file of the image's folder"))
     found = []
     for key, name, allowed in named:
-        if isinstance(name, str) and not name.startswith("/") and not (folder / name).is_file():
+        if not isinstance(name, str) or name.startswith("/") or ".." in Path(name).parts:
+            continue  # the model says what is wrong with it
+        if (folder / name).is_dir():
+            found.append((key, f'is "{name}", which is a folder; {allowed}'))
+        elif not (folder / name).is_file():
             found.append((key, f'is "{name}", which does not exist; {allowed}'))
     return found
 

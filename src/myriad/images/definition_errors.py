@@ -49,8 +49,9 @@ def read_yaml(path: Path, *, hint: str) -> tuple[Any, list[Problem]]:
         raise InputError(f"there is no {path.name}", where=str(path.parent), hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path)) from error
-    loader = _Loader(text)
+    loader: _Loader | None = None
     try:
+        loader = _Loader(text.removeprefix("\ufeff"))
         value = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -58,10 +59,17 @@ def read_yaml(path: Path, *, hint: str) -> tuple[Any, list[Problem]]:
         tab = mark is not None and text.splitlines()[mark.line : mark.line + 1] and "\t" in text.splitlines()[mark.line]
         what = "the line holds a tab; indent with spaces" if tab else error.problem or "it cannot be parsed"
         raise InputError(f"not YAML: {what}", where=place) from error
-    except yaml.YAMLError as error:
+    except yaml.reader.ReaderError as error:
+        # The reader looks for such characters before anything is parsed.
+        line = text.count("\n", 0, error.position) + 1
+        what = f"the character {error.character!r} cannot stand in YAML"
+        raise InputError(f"not YAML: {what}", where=f"{path}:{line}", hint="write the file anew as text") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Values that look like a date or a number and are none, such as 2026-13-40, and lists a thousand deep.
         raise InputError(f"not YAML: {error}", where=str(path)) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if not isinstance(value, dict):
         kind = "is empty" if value is None else f"holds a {type(value).__name__}"
         raise InputError(f"{kind}; it must be a mapping of keys to values", where=str(path))
@@ -100,6 +108,8 @@ def _sentence(one: Any, path: Sequence[Any], model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         keys = list(_keys(path[:-1], model))
         return f"is no key here{did_you_mean(str(path[-1]), keys) or '; allowed: ' + ', '.join(keys)}"
+    if kind == "invalid_key":
+        return "is no text to YAML, and keys are words; write it in quotes if it is meant"
     if kind == "missing":
         return f"is missing; {allowed}" if allowed else "is missing"
     if kind == "value_error":
@@ -108,7 +118,7 @@ def _sentence(one: Any, path: Sequence[Any], model: type[BaseModel]) -> str:
         return f"is empty; {allowed or one['msg']}"
     if isinstance(value, dict | list) and kind not in ("too_short",):
         return f"is a {'mapping' if isinstance(value, dict) else 'list'}; {allowed or one['msg']}"
-    shown = repr(value) if isinstance(value, str) else str(value)
+    shown = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
     return f"is {shown}; {allowed or one['msg']}"
 

@@ -423,6 +423,7 @@ def test_image_yml_is_read() -> None:
     [
         ({"torch": "2.12.1"}, "cuda is missing"),
         ({"torch": "2.12.1+cu130", "cuda": "12.6"}, "wheel of CUDA 13.0, but cuda says 12.6"),
+        ({"torch": "2.12.1+cpu", "cuda": "13.0"}, "a build for CPUs, but cuda says 13.0"),
         ({"kind": "pytorch", "cuda": "13.0"}, "torch is missing"),
         ({"torch": "2.12.1.dev3", "cuda": "13.0"}, "no version such as"),
         ({"cuda": "13.0.2-1"}, "no version such as"),

@@ -70,6 +70,67 @@ def test_what_is_wrong_is_said_with_what_is_allowed(tmp_path: Path, text: str, s
     assert any(sentence in line for line in refused(tmp_path, MINIMAL + text))
 
 
+DIGEST = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("gpu: {archs: [sm_999]}", "gpu.archs.0 no GPU has compute capability 99.9 (sm_999); those that NVIDIA made"),
+        ("gpu: {archs: [sm_13+PTX]}", "gpu.archs.0 no GPU has compute capability 1.3 (sm_13)"),
+        ("gpu: {archs: [sm_90a]}", "gpu.archs.0 sm_90a is how code for that one kind of card is called; "),
+        ("base: {image: 'r.site/x@sha256:abcd'}", "what follows @ is 4 characters and not sha256: with 64"),
+        (f"base: {{image: 'docker://r.site/x@sha256:{DIGEST}'}}", '"docker://r.site/x" is not the name of an image'),
+        (f"base: {{image: 'r.site/x@sha256:{DIGEST}', name: b}}", "base has both image and name; keep the one to"),
+        ("layer_mb: true", "layer_mb is true to YAML, which is no number of MB"),
+        ("files: [{from: image.yml, to: /x, mode: 755}]", 'is the number 755 to YAML; write "0755" in quotes'),
+        ("files: [{from: image.yml, to: /x, mode: 444}]", 'write "0674" in quotes, or "0444" where those digits'),
+        ("files: [{from: image.yml, to: /a/../b}]", 'files.0.to "/a/../b" takes a detour; write "/b"'),
+        ("files: [{from: image.yml, to: /}]", "files.0.to / is a folder; write the path of the file"),
+        ("files: [{from: image.yml, to: /x}, {from: image.yml, to: /x/y}]", "files: /x is a file, so /x/y cannot lie"),
+        ("files: [{from: '.', to: /x}]", 'files.0.from is ".", which is a folder'),
+        ("wheels: {requirements: image.yml, lock: image.yml}", "wheels requirements and lock are both image.yml"),
+        ("wheels: {requirements: image.yml, lock: ../l}", 'wheels.lock "../l" leaves the image\'s folder'),
+        ("env: {'A=B': x}", 'env "A=B" cannot name a variable'),
+        ("env: {NVIDIA_REQUIRE_CUDA: 'cuda>=99'}", "env NVIDIA_REQUIRE_CUDA is computed from gpu"),
+        ("user: '4294967295'", "user 4294967295 is beyond the largest id of Linux"),
+        ("pins: {NumPy: '2.2', numpy: '2.3'}", "pins NumPy and numpy are the same package; pin it once"),
+        ("pins: {python: '3.12'}", "pins.python is 3.12, but the image has Python 3.11"),
+        ("1: x", "1 is no text to YAML, and keys are words"),
+        ("bundle: maybe", "bundle is 'maybe'; whether a bundle carries the image"),
+    ],
+)
+def test_what_would_only_fail_later_is_said_at_once(tmp_path: Path, text: str, sentence: str) -> None:
+    told = refused(tmp_path, MINIMAL + text)
+    assert told[0] == "1 error" and sentence in told[1]
+
+
+def test_an_entrypoint_of_an_empty_word(tmp_path: Path) -> None:
+    told = refused(tmp_path, MINIMAL.replace("[x]", "['']"))
+    assert told == ["1 error", "entrypoint its first word is empty; name the program"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (MINIMAL.encode() + b"x: a\0b\n", "image.yml:5: not YAML: the character 0 cannot stand in YAML"),
+        (MINIMAL.encode() + b"x: 2026-13-40\n", "not YAML: month must be in 1..12"),
+        (b"a: " + b"[" * 3000, "image.yml: not YAML"),
+    ],
+)
+def test_what_the_reader_of_yaml_itself_chokes_on(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "image.yml").write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        load_definition(tmp_path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf"])
+def test_a_file_of_another_editor_is_the_same(tmp_path: Path, before: bytes) -> None:
+    (tmp_path / "image.yml").write_bytes(before + MINIMAL.replace("\n", "\r\n").encode())
+    assert load_definition(tmp_path).repo == "a/b"
+
+
 def test_versions_are_said_once(tmp_path: Path) -> None:
     (tmp_path / "image.yml").write_text(
         MINIMAL
