@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from typing import NoReturn
 
 import typer
 
 from myriad import cli
-from myriad.cli.output import err_console
-from myriad.errors import MyriadError
+from myriad.cli.output import emit_json, err_console
+from myriad.errors import InputError, MyriadError
 
 _HELPERS = {"output"}
 
@@ -41,9 +42,23 @@ def build_app(only: str | None = None) -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point: errors become a sentence and an exit code, never a traceback."""
+    """Entry point: errors become a sentence and an exit code, never a traceback; with --json a document too."""
+    # typer ends with 2 where a flag is wrong, which means "failed" here (docs/operations.md).
+    usage_error = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+    usage_error.exit_code = InputError.exit_code  # type: ignore[attr-defined]
     try:
         build_app(sys.argv[1] if len(sys.argv) > 1 else None)()
     except MyriadError as error:
-        err_console.print(str(error), markup=False)
-        sys.exit(error.exit_code)
+        _end(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A disk that is full, a folder that may not be read: no fault of the program.
+        _end(MyriadError(error.strerror or type(error).__name__, where=str(error.filename)))
+
+
+def _end(error: MyriadError) -> NoReturn:
+    if "--json" in sys.argv[1:]:
+        emit_json({"exit_code": error.exit_code, "error": error.message, "where": error.where, "next": error.hint})
+    err_console.print(str(error), markup=False)
+    sys.exit(error.exit_code)

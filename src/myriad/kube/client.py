@@ -87,6 +87,12 @@ class ClusterUnreachableError(MyriadError):
     """No API server answers where the kubeconfig or the pod's environment says it is."""
 
 
+class KubeconfigError(ClusterUnreachableError):
+    """The kubeconfig that was named is none: wrong input, where a cluster that does not answer is a failure."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
     """One line of a watch.
@@ -415,13 +421,13 @@ def connect(kubeconfig: str | Path | None = None, *, in_cluster: bool | None = N
             process runs in a pod.
 
     Raises:
-        ClusterUnreachableError: neither is there, or the file cannot be used.
+        KubeconfigError: neither is there, or the file cannot be used.
     """
     path = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
     if in_cluster or (in_cluster is None and not path and (SERVICE_ACCOUNT / "token").exists()):
         return _in_cluster()
     if not path:
-        raise ClusterUnreachableError(
+        raise KubeconfigError(
             "no cluster is named: $KUBECONFIG is empty",
             hint="for the lab: `. .lab/env` in this shell; else export KUBECONFIG=FILE "
             "(~/.kube/config is never read unless you name it)",
@@ -450,10 +456,10 @@ def _from_kubeconfig(path: str) -> Api:
     from kubernetes.config import ConfigException, kube_config
 
     if not Path(path).exists() and os.pathsep not in path:
-        raise ClusterUnreachableError(
+        raise KubeconfigError(
             "there is no such kubeconfig",
             where=path,
-            hint="for the lab: `make lab` writes it and `. .lab/env` names it",
+            hint="`kubectl --kubeconfig FILE get nodes` has to work; for the lab: `. .lab/env` names it",
         )
     configuration = Configuration()
     configuration.api_key = {}
@@ -463,17 +469,17 @@ def _from_kubeconfig(path: str) -> Api:
         )
     except (ConfigException, OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         # The loader trusts the file's shape; a file of another shape fails in any of these ways.
-        raise ClusterUnreachableError(
+        raise KubeconfigError(
             f"the kubeconfig cannot be used: {' '.join(str(error).split())}",
             where=path,
-            hint="for the lab: `make lab` writes it and `. .lab/env` names it",
+            hint="`kubectl --kubeconfig FILE get nodes` has to work; for the lab: `. .lab/env` names it",
         ) from error
 
     try:
         verify = _verification(configuration)
     except (OSError, ValueError, TypeError) as error:
         # ssl.SSLError is an OSError: its text names OpenSSL's source and never the file.
-        raise ClusterUnreachableError(
+        raise KubeconfigError(
             f"the kubeconfig's certificates cannot be used: {' '.join(str(error).split())}",
             where=path,
             hint="certificate-authority-data, client-certificate-data and client-key-data are PEM in base64, and the "
