@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from myriad.images.compat import (
     common_variant,
     driver_floor,
     image_facts,
+    plain_driver,
     require_cuda,
     uncovered,
     variant_facts,
@@ -113,7 +115,13 @@ def given_drivers(options: Sequence[str], pools: Mapping[str, Any]) -> dict[str,
             raise InputError(f'--driver: there is no pool "{pool}"{did_you_mean(pool, pools)}')
         if pool in found:
             raise InputError(f"--driver: pool {pool} is given twice")
-        found[pool] = version
+        found[pool] = plain_driver(version)
+    for pool, version in found.items():
+        if not re.fullmatch(r"[0-9]{3}(\.[0-9]+){0,3}", version):
+            raise InputError(
+                f'--driver: "{version}" of pool {pool} is no driver version',
+                hint="write it as nvidia-smi prints it, such as 580.126.20",
+            )
     return found
 
 
@@ -186,7 +194,7 @@ def _notes(image: ImageFacts, verdicts: Sequence[Verdict], width: int | None) ->
 
 
 def _fix_word(one: Verdict) -> str:
-    return "next" if one.rule in ("driver-unknown", "driver-incomplete") else "smallest fix"
+    return "next" if one.rule in ("driver-unknown", "driver-incomplete", "gpu-unknown") else "smallest fix"
 
 
 def _driver(one: Verdict) -> str:

@@ -17,7 +17,7 @@ from myriad.images.compat_facts import Facts, at_least, cubin_intervals, inside,
 from myriad.images.compat_facts import facts as own_facts
 from myriad.images.compat_fix import nearest, smallest_fix, variant_name
 from myriad.images.compat_require import require_cuda, why_require
-from myriad.images.compat_rules import capabilities, judge, life
+from myriad.images.compat_rules import capabilities, judge, life, plain_driver
 from myriad.images.compat_types import ImageFacts, NodeGroup, Verdict
 from myriad.images.definition import ImageDefinition
 
@@ -30,6 +30,7 @@ __all__ = [
     "driver_floor",
     "image_facts",
     "own_facts",
+    "plain_driver",
     "require_cuda",
     "uncovered",
     "variant_facts",
@@ -54,6 +55,7 @@ def verdict(image: ImageFacts, group: NodeGroup, *, facts: Facts | None = None, 
         today: for the life of driver branches; without it nothing is said about them.
     """
     table = facts or own_facts()
+    group = replace(group, driver=plain_driver(group.driver))
     told = judge(image, group, table)
     warnings = life(group.driver, table, today) if today is not None and image.needs_gpu and group.model else ()
     return replace(told, fix="" if told.runs else smallest_fix(told, table), warnings=warnings)

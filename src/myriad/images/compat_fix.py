@@ -5,9 +5,12 @@ Pure. A change is offered only when the rules, asked again with it, say that it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from myriad.fleet.catalog import CATALOG
+from myriad.fleet.names import closest, listing
 from myriad.images.compat_facts import Facts, at_least, dotted, major, minor, newest
 from myriad.images.compat_rules import card_of, judge
 from myriad.images.compat_types import ImageFacts, NodeGroup, Verdict
@@ -48,6 +51,8 @@ def smallest_fix(verdict: Verdict, facts: Facts) -> str:
     image, group = verdict.image, verdict.group
     if verdict.rule in ("driver-unknown", "driver-incomplete"):
         return _say_driver(image, group, facts)
+    if verdict.rule == "gpu-unknown" and not group.capability:
+        return _say_gpu(group.model)
     if verdict.rule in ("gpu-unknown", "no-gpu", "no-nvidia-gpu", "cpu-architecture"):
         return ""
     offers = []
@@ -144,6 +149,17 @@ def _how(told: Verdict) -> str:
     if told.level == "native":
         return "native"
     return f"{told.level}, native from {told.needs}" if told.needs else told.level
+
+
+def _say_gpu(model: str) -> str:
+    """The catalog's names that were probably meant."""
+    word = re.sub(r"[^a-z0-9]", "", model.lower().replace("nvidia", ""))
+    near = [name for name in CATALOG if word and word in re.sub(r"[^a-z0-9]", "", name.lower())]
+    best = closest(model, CATALOG)
+    near = near or ([best] if best else [])
+    if near:
+        return f"name it as the catalog does: {listing(near, limit=4)}"
+    return "a card that the catalog does not have becomes a row of myriad.fleet.gpu_rows"
 
 
 def _say_driver(image: ImageFacts, group: NodeGroup, facts: Facts) -> str:

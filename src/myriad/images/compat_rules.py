@@ -8,6 +8,7 @@ PyTorch's wheels are built for; the figures are those of `compat_facts.yml`.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import date
 
 from myriad.fleet.catalog import CATALOG
@@ -25,7 +26,10 @@ from myriad.images.compat_facts import (
 )
 from myriad.images.compat_types import Card, ImageFacts, Kind, Level, NodeGroup, Verdict
 
-_DRIVER = re.compile(r"\d{3}(\.\d+){1,3}")
+_DRIVER = re.compile(r"[0-9]{3}(\.[0-9]+){1,3}")
+_BEGUN = re.compile(r"[0-9]{3}(\.[0-9]+)?")
+"""The first part of a driver's version, or the first two."""
+_WRITTEN = re.compile(r"(?:[0-9]+:)?[RrVv]?(?P<version>[0-9]{3}(\.[0-9]+){0,3})([-~+].*)?")
 
 _Answer = tuple[Level, str, str, str]
 """Level, rule, reason, key of the source."""
@@ -56,6 +60,15 @@ def card_of(group: NodeGroup, facts: Facts) -> Card | None:
     )
 
 
+def plain_driver(text: str) -> str:
+    """The driver's own version in what people and packages write: `535.104.05-1`, `R535`, `1:580.95.05~deb12`.
+
+    What holds no version is returned as it is.
+    """
+    match = _WRITTEN.fullmatch(text.strip())
+    return match["version"] if match else text
+
+
 def judge(image: ImageFacts, group: NodeGroup, facts: Facts) -> Verdict:
     """The verdict without a fix. Never raises: what the facts do not reach is `unknown`."""
     card = card_of(group, facts)
@@ -63,15 +76,14 @@ def judge(image: ImageFacts, group: NodeGroup, facts: Facts) -> Verdict:
         answer: _Answer = ("native", "no-cuda", "there is no CUDA in it: it runs on any node", "myriad.images")
     elif card is None:
         answer = _no_card(group)
-    else:
-        answer = (
-            _cpu(image, card)
-            or _image_fault(image, facts)
-            or _code(image, card, facts)
-            or _driver_and_card(group, card)
-            or _compat_package(image, group, card, facts)
-            or _driver_and_cuda(image, group, card, facts)
+    elif _BEGUN.fullmatch(group.driver):
+        # Versions that begin so: where the first and the last of them get one answer, so does what was meant.
+        first, last = (
+            _answer(image, replace(group, driver=f"{group.driver}.{rest}"), card, facts) for rest in ("0", "99999")
         )
+        answer = first if first[:2] == last[:2] else _incomplete(group)
+    else:
+        answer = _answer(image, group, card, facts)
     level, rule, reason, source = answer
     needs = native_driver_for(image, group, facts) or ""
     return Verdict(
@@ -82,6 +94,26 @@ def judge(image: ImageFacts, group: NodeGroup, facts: Facts) -> Verdict:
         reason=reason,
         source=facts.sources.get(source, source),
         needs=needs if level != "native" else "",
+    )
+
+
+def _answer(image: ImageFacts, group: NodeGroup, card: Card, facts: Facts) -> _Answer:
+    return (
+        _cpu(image, card)
+        or _image_fault(image, facts)
+        or _code(image, card, facts)
+        or _driver_and_card(group, card)
+        or _compat_package(image, group, card, facts)
+        or _driver_and_cuda(image, group, card, facts)
+    )
+
+
+def _incomplete(group: NodeGroup) -> _Answer:
+    return (
+        "unknown",
+        "driver-incomplete",
+        f'"{group.driver}" is no full driver version such as 580.126.20, and a branch has both sides of a floor',
+        "release-notes",
     )
 
 
@@ -230,12 +262,7 @@ def _driver_and_card(group: NodeGroup, card: Card) -> _Answer | None:
     if not group.driver:
         return "unknown", "driver-unknown", "nobody says which driver these nodes have", "release-notes"
     if not _DRIVER.fullmatch(group.driver):
-        return (
-            "unknown",
-            "driver-incomplete",
-            f'"{group.driver}" is no full driver version such as 580.126.20, and a branch has both sides of a floor',
-            "release-notes",
-        )
+        return _incomplete(group)
     if card.first_driver and not at_least(group.driver, card.first_driver):
         shown = card.first_driver.removesuffix(".0")
         return "refused", "driver-before-card", f"drivers know {card.name} from {shown} on", catalog
@@ -318,6 +345,9 @@ def _driver_and_cuda(image: ImageFacts, group: NodeGroup, card: Card, facts: Fac
     compiled_in = inside(card.capability, cubin_intervals(compiled))
     code = f"{_cubin(card, compiled)} compiled in" if compiled_in else "its PTX is compiled at start"
     if own is not None and at_least(group.driver, own):
+        if not at_least(image.cuda, facts.minors[0]):
+            older = f"CUDA {image.cuda} is older than the facts, and newer drivers run it; those from {own} on do"
+            return "native", "backward", f"{older}; {code}", "release-notes"
         if major(group.driver) > facts.newest_branch:
             newer = f"R{major(group.driver)} is newer than the facts (R{facts.newest_branch}), and newer drivers run it"
             return "native", "backward", f"CUDA {image.cuda} needs >= {own}; {newer}; {code}", "release-notes"
@@ -375,7 +405,7 @@ def _no_way_forward(image: ImageFacts, card: Card, facts: Facts) -> str:
 
 def life(driver: str, facts: Facts, today: date | None) -> tuple[str, ...]:
     """What to say about the driver's branch. Without a date only what is always true."""
-    if not _DRIVER.fullmatch(driver):
+    if not _DRIVER.fullmatch(driver) and not _BEGUN.fullmatch(driver):
         return ()
     branch, row = major(driver), facts.branch(driver)
     if row is None:

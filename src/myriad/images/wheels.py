@@ -24,6 +24,7 @@ from typing import IO
 from packaging.markers import InvalidMarker, Marker
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from myriad.errors import InputError, MyriadError
 from myriad.images.layer import Entry, clean_path, file_from_bytes
@@ -36,6 +37,11 @@ _LINE = re.compile(
 )
 _HASH = re.compile(r"--hash=(?P<kind>[a-z0-9]+):(?P<value>[0-9a-f]+)")
 _COMMENT = re.compile(r"#\s*(?P<file>\S+\.whl), (?P<size>\d+) bytes")
+#: Options of a requirements file that say where wheels come from; all others name packages of elsewhere.
+_SOURCES = re.compile(
+    r"(-i|-f|--(index-url|extra-index-url|find-links|no-index|only-binary|no-binary|prefer-binary|require-hashes|"
+    r"trusted-host|pre|use-feature))([\s=].*)?"
+)
 _ANY_CUDA = re.compile(r"nvidia-|cuda-toolkit$|cuda-bindings$|cuda-pathfinder$|cuda-python$|cuda-core$")
 #: Python packages of NVIDIA that hold no CUDA library.
 _NO_LIBRARY = ("nvidia-ml-py", "nvidia-dali")
@@ -85,6 +91,10 @@ def read_lock(path: Path, *, python: str = "3.11") -> list[Locked]:
         raise InputError(
             "there is no lock file", where=str(path), hint="`myriad image lock NAME` makes it from requirements.in"
         ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot be read: {error}", where=str(path), hint="`myriad image lock NAME` writes it anew"
+        ) from error
     return parse_lock(text, where=str(path), python=python)
 
 
@@ -94,7 +104,8 @@ def parse_lock(text: str, *, where: str, python: str = "3.11") -> list[Locked]:
     problems: list[str] = []
     said: re.Match[str] | None = None
     joined = ""
-    for number, raw in enumerate(text.splitlines(), start=1):
+    # One line more than there are, so that a backslash on the last one does not swallow its package.
+    for number, raw in enumerate([*text.removeprefix("\ufeff").splitlines(), ""], start=1):
         line = raw.strip()
         if not joined and line.startswith("#"):
             said = _COMMENT.match(line) or said
@@ -104,10 +115,13 @@ def parse_lock(text: str, *, where: str, python: str = "3.11") -> list[Locked]:
             joined = joined.removesuffix("\\").strip()
             continue
         line, joined = re.sub(r"\s#.*$", "", joined), ""
-        if not line or (line.startswith("--") and "hash" not in line):
+        if not line or _SOURCES.fullmatch(line):
+            continue
+        if line.startswith("-") and not line.startswith("--hash"):
+            problems.append(f"line {number}: {line[:80]!r} leads to packages of elsewhere; a lock holds all of them")
             continue
         match = _LINE.fullmatch(line)
-        if match is None:
+        if match is None or not _exact(match["version"]):
             problems.append(f"line {number}: {line[:80]!r} has no exact version (name==version)")
             continue
         hashes = [
@@ -143,6 +157,15 @@ def parse_lock(text: str, *, where: str, python: str = "3.11") -> list[Locked]:
             hint="only wheels with hashes are built in; `myriad image lock NAME` writes them",
         )
     return [found[name] for name in sorted(found)]
+
+
+def _exact(version: str) -> bool:
+    """Is this one version, and no pattern such as 2.*?"""
+    try:
+        Version(version)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def _environment(python: str) -> dict[str, str]:

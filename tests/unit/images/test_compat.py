@@ -249,6 +249,55 @@ def test_what_nobody_knows_is_said(found: NodeGroup, rule: str, words: str) -> N
     assert words in told.reason and not told.runs
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("535.104.05-1", "535.104.05"),
+        ("R535", "535"),
+        (" v580.95.05 ", "580.95.05"),
+        ("580.95.05-0ubuntu1.22.04", "580.95.05"),
+        ("1:580.95.05~deb12", "580.95.05"),
+        ("580-server", "580"),
+        ("latest", "latest"),
+        ("5800.1", "5800.1"),
+    ],
+)
+def test_a_driver_as_people_and_packages_write_it(written: str, read: str) -> None:
+    assert verdict(image("cuda-12.8"), NodeGroup(pool="a", model=H100, driver=written)).group.driver == read
+
+
+@pytest.mark.parametrize(
+    ("driver", "name", "level", "rule"),
+    [
+        ("535", "pytorch-2.12-cu130", "refused", "family-floor"),
+        ("R570", "pytorch-2.12-cu130", "refused", "family-floor"),
+        ("R535", "pytorch-2.12-cu126", "minor-version", "minor-version"),
+        ("R590", "pytorch-2.12-cu130", "native", "driver-floor"),
+        ("580", "pytorch-2.12-cu130", "unknown", "driver-incomplete"),
+        ("580.65", "pytorch-2.12-cu130", "unknown", "driver-incomplete"),
+        ("570.26", "pytorch-2.8-cu128", "native", "driver-floor"),
+        ("１８０.1", "pytorch-2.8-cu128", "unknown", "driver-incomplete"),
+    ],
+)
+def test_half_a_version_is_enough_where_all_that_begin_so_agree(driver: str, name: str, level: str, rule: str) -> None:
+    told = verdict(image(name), NodeGroup(pool="a", model=A100, driver=driver), today=date(2026, 11, 30))
+    assert (told.level, told.rule) == (level, rule)
+    assert bool([one for one in told.warnings if "end of life" in one]) is ("535" in driver)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("H100", "name it as the catalog does: H100-SXM5-80GB, "),
+        ("nvidia_l40-s", "name it as the catalog does: L40S"),
+        ("K80", "a row of myriad.fleet.gpu_rows"),
+    ],
+)
+def test_a_card_that_the_catalog_lacks_comes_with_what_to_do(model: str, words: str) -> None:
+    told = verdict(image("cuda-12.8"), NodeGroup(pool="a", model=model, driver="580.126.20"))
+    assert told.rule == "gpu-unknown" and words in told.fix
+
+
 def test_without_a_driver_the_fix_says_what_it_needs_and_how_to_say_it() -> None:
     told = verdict(image("pytorch-2.12-cu130"), NodeGroup(pool="h100", model=H100))
     assert told.fix == (
@@ -266,7 +315,9 @@ def test_nodes_without_gpus_and_images_without_cuda() -> None:
 
 def test_a_cuda_before_the_facts_runs_by_the_backward_rule_only() -> None:
     old = ImageFacts(name="old", cuda="10.2", compiled=("7.5",))
-    assert verdict(old, group("535.309.01", T4)).level == "native"
+    told = verdict(old, group("535.309.01", T4))
+    assert (told.level, told.rule) == ("native", "backward")
+    assert told.reason.startswith("CUDA 10.2 is older than the facts, and newer drivers run it")
     assert verdict(old, group("440.33.01", T4)).rule == "cuda-older"
 
 

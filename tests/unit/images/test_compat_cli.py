@@ -132,6 +132,8 @@ def test_an_image_without_cuda_runs_everywhere(site: Path, tmp_path: Path) -> No
         (("pytorch-2.12-cu126", "--driver", "h10=580.126.20"), 'no pool "h10"; did you mean "h100"'),
         (("pytorch-2.12-cu126", "--driver", "h100"), "--driver h100"),
         (("pytorch-2.12-cu126", "--driver", "h100=1.1", "--driver", "h100=2.2"), "h100 is given twice"),
+        (("pytorch-2.12-cu126", "--driver", "h100=latest"), '"latest" of pool h100 is no driver version'),
+        (("pytorch-2.12-cu126", "--driver", "h100=nvidia-driver-580"), "is no driver version"),
     ],
 )
 def test_wrong_input_is_exit_1(site: Path, arguments: tuple[str, ...], words: str) -> None:

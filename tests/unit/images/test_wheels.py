@@ -20,6 +20,7 @@ from myriad.images.wheels import (
     Wheel,
     debian_scheme,
     parse_lock,
+    read_lock,
     rank,
     supported_tags,
     write_lock,
@@ -48,6 +49,25 @@ def test_a_lock_of_another_tool_is_read_as_well() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        f"six==1.0 \\\n    --hash=sha256:{HEX} \\\n",
+        f"six==1.0 \\\n    --hash=sha256:{HEX} \\",
+        f"\ufeffsix==1.0 --hash=sha256:{HEX}",
+        f"-i https://a.site/simple\n--trusted-host a.site\n--pre\nsix==1.0 --hash=sha256:{HEX}",
+    ],
+)
+def test_no_package_is_lost_at_the_edges_of_a_lock(text: str) -> None:
+    assert parse_lock(text, where="x") == [Locked("six", "1.0", (HEX,))]
+
+
+def test_a_lock_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "requirements.lock").write_bytes(b"six==1.0\xff\xfe")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_lock(tmp_path / "requirements.lock")
+
+
+@pytest.mark.parametrize(
     ("line", "sentence"),
     [
         ("six==1.0", "six==1.0 has no --hash=sha256"),
@@ -55,6 +75,14 @@ def test_a_lock_of_another_tool_is_read_as_well() -> None:
         ("six==1.0 --hash=md5:" + "a" * 32, "has no --hash=sha256"),
         ("git+https://example.com/x.git", "has no exact version"),
         (f"six==1.0 --hash=sha256:{HEX}\nSix==1.1 --hash=sha256:{HEX}", "six stands there twice"),
+        (f"six==1.* --hash=sha256:{HEX}", "has no exact version"),
+        (f"six===1.0 --hash=sha256:{HEX}", "has no exact version"),
+        (f"six==latest --hash=sha256:{HEX}", "has no exact version"),
+        ("-r other.txt", "line 1: '-r other.txt' leads to packages of elsewhere"),
+        ("--requirement other.txt", "leads to packages of elsewhere"),
+        ("--constraint=other.txt", "leads to packages of elsewhere"),
+        ("--editable=.", "leads to packages of elsewhere"),
+        ("six==1.0 \\", "six==1.0 has no --hash=sha256"),
     ],
 )
 def test_what_is_not_locked_is_refused(line: str, sentence: str) -> None:
