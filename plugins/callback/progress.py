@@ -58,6 +58,10 @@ TAIL_LINES = 10
 ITEM_KEYS = ("changed_items", "changed_paths", "sent")
 
 
+#: Of a result, what ansible adds to what the action gave.
+_OF_ANSIBLE = frozenset({"changed", "failed", "skipped", "item", "ansible_loop_var", "ansible_index_var", "invocation"})
+
+
 @dataclass
 class TaskState:
     """One task as far as it has come."""
@@ -70,6 +74,8 @@ class TaskState:
     hosts: dict[str, str] = field(default_factory=dict)
     ended: float | None = None
     printed: bool = False
+    #: What a task of debug says, and the hosts that say it.
+    said: dict[str, list[str]] = field(default_factory=dict)
 
     def count(self, status: str) -> int:
         return sum(1 for found in self.hosts.values() if found == status)
@@ -316,7 +322,10 @@ class CallbackModule(CallbackBase):
             **{key: values[key] for key in ("drift", "notes") if isinstance(values.get(key), list) and values[key]},
             **({"report": values["report"]} if isinstance(values.get("report"), Mapping) else {}),
         )
-        if self._display.verbosity > 0 and status in ("ok", "changed"):
+        said = _said(values)
+        for text in said:
+            state.said.setdefault(text, []).append(host)
+        if self._display.verbosity > 0 and not said and status in ("ok", "changed"):
             self._say(f"{host} · {state.title} => {self._dump_results(values)}", color=_color(status))
         if state.printed and self.current is not state:
             # A strategy that does not wait for all hosts: the line of the task is out already.
@@ -370,6 +379,12 @@ class CallbackModule(CallbackBase):
         worst = next((name for name in ("failed", "unreachable", "changed") if counts[name]), "ok")
         columns = shutil.get_terminal_size((110, 24)).columns
         self._say(f"{self._stamp()} {title:<{max(30, min(72, columns - 40))}} {'  '.join(words)}", color=_color(worst))
+        for text, speakers in state.said.items():
+            more = f" and {len(speakers) - NAMED_HOSTS} more" if len(speakers) > NAMED_HOSTS else ""
+            head = f"{', '.join(speakers[:NAMED_HOSTS])}{more}: " if len(state.hosts) > 1 else ""
+            self._say(
+                "\n".join(f"    {head if number == 0 else ''}{line}" for number, line in enumerate(text.splitlines()))
+            )
 
     # The end
 
@@ -475,6 +490,23 @@ def _items(values: Mapping[str, Any]) -> list[str]:
         if isinstance(entry, Mapping) and entry.get("changed"):
             items.append(str(entry.get("item", "")))
     return items
+
+
+def _said(values: Mapping[str, Any]) -> list[str]:
+    """What a task of debug has to say, one text for each of its items: it has no other purpose than to be read."""
+    texts = []
+    for entry in values.get("results") or [values]:
+        if not isinstance(entry, Mapping) or entry.get("_ansible_verbose_always") is not True:
+            continue
+        if "censored" in entry or entry.get("_ansible_no_log"):
+            continue
+        # `msg`, or with `var` the name of a variable and its value.
+        found = {key: value for key, value in entry.items() if not key.startswith("_") and key not in _OF_ANSIBLE}
+        said = found.get("msg", found)
+        if isinstance(said, list):
+            said = "\n".join(map(str, said))
+        texts.append(said if isinstance(said, str) else json.dumps(said, indent=2, ensure_ascii=False, default=str))
+    return [text for text in texts if text.strip()]
 
 
 def _message(values: Mapping[str, Any]) -> str:

@@ -92,3 +92,33 @@ def test_d8_hosts_that_need_a_reboot_are_named_at_the_end_with_the_reason(ansibl
     assert "next: myriad reboot -i INVENTORY node1" in done.stdout
     found = result_of(parse((tmp_path / "events.jsonl").read_text().splitlines()))
     assert found.hosts["node1"].reboot == [reason]
+
+
+TALK = """
+- name: talk
+  hosts: all
+  connection: local
+  gather_facts: false
+  tasks:
+    - name: Lines
+      ansible.builtin.debug: {msg: [first words, second words]}
+    - name: A variable
+      ansible.builtin.debug: {var: inventory_hostname}
+    - name: In a loop
+      ansible.builtin.debug: {msg: "item {{ item }}"}
+      loop: [1, 2]
+    - name: Hidden
+      ansible.builtin.debug: {msg: hunter2}
+      no_log: true
+    - name: Only with -v
+      ansible.builtin.debug: {msg: for developers, verbosity: 1}
+"""
+
+
+def test_what_a_task_of_debug_says_can_be_read(ansible):
+    done = ansible(TALK)
+    assert done.returncode == 0, done.stdout
+    for words in ("first words", "second words", '"inventory_hostname": "node1"', "item 1", "item 2"):
+        assert done.stdout.count(words) == 1, done.stdout
+    assert "hunter2" not in done.stdout and "for developers" not in done.stdout
+    assert "    first words\n    second words\n" in done.stdout
