@@ -20,8 +20,8 @@ from myriad.images.wheels import (
     Wheel,
     debian_scheme,
     parse_lock,
-    read_lock,
     rank,
+    read_lock,
     supported_tags,
     write_lock,
 )
