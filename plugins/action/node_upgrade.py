@@ -52,7 +52,12 @@ class ActionModule(ActionBase):
         self._display.display(found.text())
         if found.refusals and not self._task.check_mode:
             raise refused(found)
-        return {"changed": False, "plan": found.text(), "report": found.as_dict(), **found.as_dict()}
+        return {
+            "changed": False,
+            "plan": found.text(),
+            "report": {"plan": found.text(), **found.as_dict()},
+            **found.as_dict(),
+        }
 
     def _prepared(self, args: dict[str, Any], _task_vars: dict[str, Any]) -> dict[str, Any]:
         """What has to stand before the first host is touched: the way back, and kubeadm's description."""

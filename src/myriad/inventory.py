@@ -57,7 +57,7 @@ def read_inventory(*sources: str | os.PathLike[str]) -> RawInventory:
     """
     texts = [os.fspath(source) for source in sources]
     raw = RawInventory(name=", ".join(texts))
-    missing = [text for text in texts if "," not in text and not Path(text).exists()]
+    missing = [text for text in texts if not _is_list(text) and not Path(text).exists()]
     for text in missing:
         raw.problems.append(
             Problem(
@@ -89,8 +89,9 @@ class _Reader:
     def __init__(self, sources: Sequence[str], raw: RawInventory) -> None:
         self.raw = raw
         # Absolute paths inside, the paths that the user typed in messages.
-        self.sources = [source if "," in source else str(Path(source).absolute()) for source in sources]
-        self.typed = {str(Path(source).resolve()): source.rstrip("/") or "/" for source in sources if "," not in source}
+        files = [source for source in sources if not _is_list(source)]
+        self.sources = [str(Path(source).absolute()) if source in files else source for source in sources]
+        self.typed = {str(Path(source).resolve()): source.rstrip("/") or "/" for source in files}
         self.loader = _Loader()
         self.shown_paths: dict[str, str] = {}
         self.folders = {kind: tuple(self.variable_folders(kind)) for kind in ("group_vars", "host_vars")}
@@ -100,7 +101,15 @@ class _Reader:
         self.merged_groups: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def read(self) -> None:
-        for path in self.inventory_files():
+        files = list(self.inventory_files())
+        if not files and not any(map(_is_list, self.sources)):
+            self.raw.complete = False
+            message = "holds no file that lists hosts; write hosts.yml there (inventories/example has one)"
+            self.raw.problems.append(
+                Problem("inventory-empty", message, key="the inventory", origin=Origin(self.raw.name))
+            )
+            return
+        for path in files:
             try:
                 self.scan_hosts(path)
             except OSError as error:
@@ -135,7 +144,7 @@ class _Reader:
                 yield path
 
         for source in self.sources:
-            if "," not in source:
+            if not _is_list(source):
                 yield from inside(Path(source))
 
     def scan_hosts(self, path: Path) -> None:
@@ -154,7 +163,7 @@ class _Reader:
     def variable_folders(self, kind: str) -> Iterator[Path]:
         """`group_vars` or `host_vars` folders next to the sources, in the sources' order."""
         for source in self.sources:
-            if "," in source:
+            if _is_list(source):
                 continue
             path = Path(source)
             folder = (path if path.is_dir() else path.parent) / kind
@@ -481,6 +490,11 @@ class _Reader:
 
 _UNREADABLE = object()
 """Stands for a value whose template could not be resolved (None is a value)."""
+
+
+def _is_list(source: str) -> bool:
+    """Whether a source is a list of hosts (`gpu1,gpu2`); a path may hold a comma too."""
+    return "," in source and not Path(source).exists()
 
 
 def _is_described(name: Any) -> bool:

@@ -36,7 +36,7 @@ class Manager(InventoryManager):  # type: ignore[misc]  # ansible-core is untype
     def parse_source(self, source: str, cache: bool = False) -> bool:
         """Read one source; called for each file of a folder."""
         path = Path(source)
-        self._is_script = "," not in source and path.is_file() and is_script(path)
+        self._is_script = path.is_file() and is_script(path)
         return bool(super().parse_source(source, cache=cache))
 
     def _fetch_inventory_plugins(self) -> list[Any]:

@@ -19,6 +19,7 @@ from myriad.inventory_yaml import Definitions, report_host_twice, report_key_twi
 
 _HEADING = re.compile(r"^\[([^:\]\s]+)(?::(\w+))?\]\s*(?:#.*)?$")
 _KINDS = ("hosts", "children", "vars")
+_FEW = 5
 _HEADINGS = "a heading is [group], [group:children] or [group:vars], without spaces"
 
 
@@ -34,11 +35,18 @@ def scan_ini(path: Path, shown: str, expand: Callable[[str], list[str]], found: 
     Raises:
         OSError: the file cannot be read.
     """
+    before = len(found.problems)
     scan = _Scan(shown, expand, found)
     for number, line in enumerate(path.read_bytes().decode("utf-8", "replace").splitlines(), start=1):
         text = line.strip()
         if text and text[0] not in "#;":
             scan.line(text, Origin(shown, number), number)
+    if scan.refused > _FEW:
+        # Another kind of file that lies here: its lines are no faults of a description.
+        first = found.problems[before].origin
+        del found.problems[before:]
+        message = f"is no inventory: {scan.refused} lines are neither host, heading nor variable; move it elsewhere"
+        found.report("not-an-inventory", message, key="the file", origin=first or Origin(shown))
 
 
 class _Scan:
@@ -50,6 +58,7 @@ class _Scan:
         self.found = found
         self.group = "ungrouped"
         self.kind = "hosts"
+        self.refused = 0
         self.hosts: dict[tuple[str, str], int] = {}
         self.variables: dict[tuple[str, str], int] = {}
 
@@ -115,4 +124,5 @@ class _Scan:
     def refuse(self, rule: str, message: str, here: Origin) -> None:
         """Note what Ansible could not read."""
         self.found.broken = True
+        self.refused += 1
         self.found.report(rule, message, key=f"line {here.line}", origin=here)

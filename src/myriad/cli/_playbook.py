@@ -14,9 +14,14 @@ from pathlib import Path
 
 from myriad.cli.output import err_console
 from myriad.errors import InputError, MyriadError
+from myriad.fleet import check
 from myriad.fleet.names import did_you_mean
 from myriad.inventory import read_inventory
+from myriad.roles import roles_folder, with_role_settings
+from myriad.runs import parse
 
+_SHOWN = 10
+"""Errors of a description that are repeated here."""
 _ALWAYS = frozenset({"all", "ungrouped", "localhost", "127.0.0.1"})
 
 
@@ -91,7 +96,7 @@ def run_playbook(
         ansible-playbook's own exit code, and the file with the run's events.
 
     Raises:
-        InputError: when the inventory does not exist.
+        InputError: the inventory does not exist, or the description is wrong and no host was looked at.
     """
     if not inventory.exists():
         raise InputError(
@@ -106,7 +111,34 @@ def run_playbook(
     environment.setdefault("ANSIBLE_STDOUT_CALLBACK", "myriad.gpu.progress")
     err_console.print(shlex.join(["ansible-playbook", *command[1:]]), style="dim", markup=False)
     done = subprocess.run(command, env=environment, stdout=sys.stderr if quiet else None, check=False)
+    if done.returncode:
+        _refuse_wrong_description(inventory, Path(events))
     return done.returncode, Path(events)
+
+
+def _refuse_wrong_description(inventory: Path, events: Path) -> None:
+    """Say that the description is wrong where a run ended by that, before any host did something.
+
+    Looked at after a failure only: reading a large inventory once more costs a run that goes well nothing.
+    """
+    rows = parse(events.read_text().splitlines())
+    if any(row.get("status") in ("ok", "changed") and row.get("host") != "localhost" for row in rows):
+        return
+    raw = read_inventory(inventory)
+    errors = with_role_settings(check(raw), raw, roles_folder()).errors
+    if not errors:
+        return
+    events.unlink()
+    lines = [
+        f"  {f'{problem.origin.file}: ' if problem.origin else ''}{problem.subject} {problem.message}"
+        for problem in errors[:_SHOWN]
+    ]
+    lines += [f"  and {len(errors) - _SHOWN} more"] if len(errors) > _SHOWN else []
+    raise InputError(
+        "the description is wrong; nothing was touched\n" + "\n".join(lines),
+        where=str(inventory),
+        hint=f"`myriad validate -i {inventory}` shows every error with its line",
+    )
 
 
 def data_file(name: str) -> Path:

@@ -53,12 +53,21 @@ def plan(
     """
     extra = {**_extra(batch, per_rack, jobs), "upgrade_plan_only": "true"}
     result, found = _once(inventory, _limited(inventory, limit), extra, check=True, quiet=True)
+    text = str(found.pop("plan", ""))
     refused = bool(found.get("refusals"))
     code = result.exit_code or (1 if refused else 4 if found.get("left") else 0)
     if json_:
-        emit_json({"exit_code": code, "seconds": round(result.seconds, 1), **found, "failures": _failures(result)})
+        emit_json(
+            {
+                "exit_code": code,
+                "seconds": round(result.seconds, 1),
+                **found,
+                "failures": _failures(result),
+                "unreachable": _unreachable(result),
+            }
+        )
     else:
-        console.print(str(found.get("plan") or _failed(result)), markup=False, soft_wrap=True)
+        console.print(_told(result, text), markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -90,6 +99,7 @@ def run(
         is_waiting = time.monotonic() < until
         hold = {"upgrade_hold": "true"} if is_waiting else {}
         result, found = _once(inventory, arguments, {**extra, **hold}, quiet=json_)
+        found.pop("plan", None)
         left = dict(found.get("left") or {})
         waited_for = [name for name, reason in left.items() if reason.startswith("the job ")]
         if result.exit_code or not (is_waiting and waited_for):
@@ -106,7 +116,7 @@ def run(
             "seconds": round(result.seconds + (rest.seconds if rest else 0.0), 1),
             **found,
             "failures": _failures(result) | (_failures(rest) if rest else {}),
-            "not_back": {name: result.hosts[name].unreachable for name in result.unreachable_hosts},
+            "not_back": _unreachable(result),
         }
         emit_json(document)
     else:
@@ -207,10 +217,16 @@ def _failures(result: RunResult) -> dict[str, Any]:
     return {name: host.failures for name, host in result.hosts.items() if host.failures}
 
 
-def _failed(result: RunResult) -> str:
-    return "\n".join(
-        f"{name}: {task}: {text}" for name, found in _failures(result).items() for _role, task, text in found
-    )
+def _unreachable(result: RunResult) -> dict[str, str]:
+    return {name: " ".join(result.hosts[name].unreachable.split()) for name in result.unreachable_hosts}
+
+
+def _told(result: RunResult, plan: str) -> str:
+    """The plan, and what is missing of it; never nothing."""
+    lines = [plan] if plan else []
+    lines += [f"{name}: {task}: {text}" for name, found in _failures(result).items() for _role, task, text in found]
+    lines += [f"not reached: {name}: {why}" for name, why in _unreachable(result).items()]
+    return "\n".join(lines) or "no plan was made: the run ended before it looked at a host; what it printed says why"
 
 
 def _sentence(result: RunResult, site: RunResult | None, found: dict[str, Any], code: int) -> str:

@@ -193,3 +193,25 @@ def test_numbers_that_look_as_they_are_read_are_left_alone(tmp_path: Path) -> No
     found = read_inventory(site(tmp_path, hosts, name="hosts.yml"))
     assert told(tmp_path) == []
     assert [found.hosts[name].variables["myriad_location"] for name in ("gpu1", "gpu2", "gpu3")] == ["010", 7, "08"]
+
+
+def test_a_folder_without_hosts_is_told_with_what_to_write(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text(SITE)
+    assert told(tmp_path) == [
+        ": the inventory: holds no file that lists hosts; write hosts.yml there (inventories/example has one)"
+    ]
+
+
+def test_a_file_of_another_kind_is_one_sentence(tmp_path: Path) -> None:
+    makefile = "all: build\n" + "".join(f"step{number}:\n\techo {number} done && exit\n" for number in range(20))
+    (sentence,) = told(site(tmp_path, makefile, name="Makefile"))
+    assert sentence.startswith("1: the file: is no inventory: ") and sentence.endswith("; move it elsewhere")
+
+
+def test_a_path_may_hold_a_comma(tmp_path: Path) -> None:
+    folder = tmp_path / "hall1,hall2"
+    folder.mkdir()
+    assert told(site(folder, INI % "gpu1 myriad_location=r1")) == []
+    assert set(read_inventory(folder).hosts) == {"cp1", "gpu1"}
+    assert set(read_inventory("gpu1,gpu2").hosts) == {"gpu1", "gpu2"}
