@@ -15,9 +15,17 @@ from myriad.cli.output import console, emit_json
 from myriad.cli.validate import JsonOption
 from myriad.errors import InputError, UnreachableError
 from myriad.fleet import Checked
-from myriad.onboard.describe import BUNDLE, Login, address_fault, control_plane_of, describe
+from myriad.onboard.describe import (
+    BUNDLE,
+    Login,
+    address_fault,
+    check_control_plane,
+    check_names,
+    control_plane_of,
+    describe,
+)
 from myriad.onboard.facts import HostFacts, clones, faults, inventory_names, notes
-from myriad.onboard.ssh import Silent, ask, read_targets
+from myriad.onboard.ssh import USER, Silent, ask, hosts_of, read_targets
 from myriad.onboard.write import refuse_existing, write
 
 
@@ -38,7 +46,12 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def init(
-        hosts: Annotated[str, typer.Option(help="Names or addresses with commas; user@HOST where it is another user.")],
+        hosts: Annotated[
+            str,
+            typer.Option(
+                help="Names, addresses or ranges (gpu[1:8]) with commas; user@HOST where another user logs in."
+            ),
+        ],
         out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist.")] = Path(
             "inventories/mine"
         ),
@@ -58,7 +71,16 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Ask the hosts what they are, and write the inventory that describes them. Changes nothing on them."""
         refuse_existing(out)
+        # Everything that the flags say is judged before a machine is asked.
+        called = name or out.absolute().name.lower()
+        check_names(called, team)
+        if USER.fullmatch(user) is None:
+            raise InputError(
+                f'"{user}" is no name of an account', where="--user", hint="root, or who becomes root by sudo"
+            )
         targets = read_targets(hosts, user)
+        wanted = hosts_of(control_plane)
+        check_control_plane([target.host for target in targets], wanted)
         login = Login(
             user=user,
             users={target.host: target.user for target in targets},
@@ -68,8 +90,8 @@ def register(app: typer.Typer) -> None:
         )
         found, silent = ask(targets, login, sysfs=sysfs)
         _refuse(found, silent, asked=len(targets))
-        chosen = control_plane_of(found, tuple(filter(None, (word.strip() for word in control_plane.split(",")))))
-        made = describe(found, name=name or out.name.lower(), team=team, login=login, control_plane=chosen)
+        chosen = control_plane_of(found, wanted)
+        made = describe(found, name=called, team=team, login=login, control_plane=chosen)
         checked = write(made, out)
         remarks = {h.asked: notes(h, is_control_plane=h.asked in chosen) for h in found}
         result = _Result(out, found, chosen, remarks, made.notes, checked)
@@ -82,6 +104,8 @@ def register(app: typer.Typer) -> None:
 def _key(path: Path | None) -> str:
     if path is None:
         return ""
+    if path.suffix == ".pub":
+        raise InputError("is the public key", where=f"--key {path}", hint=f"the private one: {path.with_suffix('')}")
     if not path.is_file():
         raise InputError(
             "there is no such key", where=f"--key {path}", hint="the private key, for example ~/.ssh/id_ed25519"

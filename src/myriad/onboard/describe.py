@@ -51,6 +51,26 @@ class Login:
     options: tuple[str, ...] = ()
 
 
+def check_names(name: str, team: str) -> None:
+    """Raise InputError where the cluster or its first team cannot be called so."""
+    for what, value in (("--name", name), ("--team", team)):
+        fault = names.dns_label_fault(value)
+        if fault is not None:
+            raise InputError(fault, where=what, hint=f"give {what} one that Kubernetes takes")
+
+
+def check_control_plane(asked: Sequence[str], chosen: Sequence[str]) -> None:
+    """Raise InputError where a host that is chosen for the control plane is not among the hosts."""
+    known = set(asked)
+    strangers = [name for name in chosen if name not in known]
+    if strangers:
+        raise InputError(
+            f"{', '.join(strangers)} {'is' if len(strangers) == 1 else 'are'} not among the hosts",
+            where="--control-plane",
+            hint=f"name hosts of --hosts: {names.listing(asked)}",
+        )
+
+
 def control_plane_of(hosts: Sequence[HostFacts], chosen: Sequence[str] = ()) -> tuple[str, ...]:
     """Hosts (as asked) of the control plane: those that are chosen, or the first without GPUs, or the first.
 
@@ -58,13 +78,7 @@ def control_plane_of(hosts: Sequence[HostFacts], chosen: Sequence[str] = ()) -> 
         InputError: one that is chosen is not among the hosts.
     """
     asked = [host.asked for host in hosts]
-    strangers = [name for name in chosen if name not in asked]
-    if strangers:
-        raise InputError(
-            f"{', '.join(strangers)} {'is' if len(strangers) == 1 else 'are'} not among the hosts",
-            where="--control-plane",
-            hint=f"name hosts of --hosts: {names.listing(asked)}",
-        )
+    check_control_plane(asked, chosen)
     plain = [host.asked for host in hosts if not host.gpus]
     return tuple(chosen) or tuple((plain or asked)[:1])
 
@@ -109,10 +123,7 @@ def describe(
         login: how they are reached.
         control_plane: of `control_plane_of`.
     """
-    for what, value in (("--name", name), ("--team", team)):
-        fault = names.dns_label_fault(value)
-        if fault is not None:
-            raise InputError(fault, where=what)
+    check_names(name, team)
     called = inventory_names(hosts)
     pools = pools_of(hosts)
     pool_of = {model.name: pool for pool, (model, _) in pools.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,15 +208,18 @@ def notes(host: HostFacts, *, is_control_plane: bool) -> list[str]:
 def inventory_names(hosts: Iterable[HostFacts]) -> dict[str, str]:
     """A name for each host (by `asked`): its own, short where that tells it from the others, else `node1`, `node2`."""
     machines = list(hosts)
-    short = [host.hostname.lower().split(".")[0] for host in machines]
+    full = [host.hostname.lower() for host in machines]
+    short = [name.split(".")[0] for name in full]
+    counts = Counter(short)
+    # A made-up name is never one that a machine has.
+    own = {*full, *short}
+    taken: set[str] = set()
     chosen: dict[str, str] = {}
     for number, host in enumerate(machines, 1):
-        own = short[number - 1]
-        candidates = [own] if short.count(own) == 1 else []
-        candidates += [host.hostname.lower(), f"node{number}"]
-        chosen[host.asked] = next(
-            name
-            for name in candidates
-            if name and name != "localhost" and names.host_name_fault(name) is None and name not in chosen.values()
-        )
+        real = [short[number - 1]] if counts[short[number - 1]] == 1 else []
+        real = [name for name in (*real, full[number - 1]) if name != "localhost" and not names.host_name_fault(name)]
+        made_up = (f"node{n}" for n in itertools.chain([number], itertools.count(1)) if f"node{n}" not in own)
+        name = next(name for name in itertools.chain(real, made_up) if name not in taken)
+        taken.add(name)
+        chosen[host.asked] = name
     return chosen

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from myriad.errors import InputError, MyriadError
+from myriad.inventory_ranges import expand
 from myriad.onboard.describe import Login
 from myriad.onboard.facts import HostFacts, read_facts
 
@@ -18,8 +21,10 @@ PROBE = Path(__file__).with_name("probe.py")
 _CONNECT_S = 10
 _ANSWER_S = 60
 _AT_ONCE = 50
-# What a shell, ssh or a file of YAML would take for something else than a host.
-_HOST = re.compile(r"^(?:(?P<user>[A-Za-z_][A-Za-z0-9_.-]*)@)?(?P<host>[A-Za-z0-9][A-Za-z0-9_.:-]*)$")
+# What a shell, ssh or a file of YAML would take for something else than a user or a host is neither.
+USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+"""Names of accounts."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Target:
     """One host as it was asked for.
 
     Attributes:
-        host: name or address.
+        host: name in lower case, or address in its shortest form.
         user: who logs in.
     """
 
@@ -44,28 +49,72 @@ class Silent:
 
 
 def read_targets(text: str, user: str) -> list[Target]:
-    """`gpu1,root@10.0.0.6` as targets.
+    """`gpu[1:8],root@10.0.0.6,[2001:db8::5]` as targets.
 
     Raises:
         InputError: nothing is named, something is no host, or a host is named twice.
     """
     found: list[Target] = []
     for word in filter(None, (part.strip() for part in text.split(","))):
-        match = _HOST.match(word)
-        if match is None:
-            raise InputError(
-                f'"{word}" is not a host',
-                where="--hosts",
-                hint="write names or addresses with commas: 10.0.0.5,10.0.0.6",
-            )
-        found.append(Target(match["host"], match["user"] or user))
-    hosts = [target.host for target in found]
-    twice = sorted({host for host in hosts if hosts.count(host) > 1})
+        before, at, host = word.rpartition("@")
+        if at and USER.fullmatch(before) is None:
+            raise _no_host(word)
+        found += [Target(one, before or user) for one in _hosts(host, word)]
+    twice = [host for host, count in Counter(target.host for target in found).items() if count > 1]
     if twice:
-        raise InputError(f"{', '.join(twice)} is named twice", where="--hosts")
+        raise InputError(f"{', '.join(twice)} is named twice", where="--hosts", hint="name each machine once")
     if not found:
         raise InputError("names no host", where="--hosts", hint="for example --hosts 10.0.0.5,10.0.0.6")
     return found
+
+
+def hosts_of(text: str) -> tuple[str, ...]:
+    """Hosts of another flag (`--control-plane`), written as in `read_targets`, each once."""
+    return tuple(dict.fromkeys(target.host for target in read_targets(text, "root"))) if text.strip(" ,") else ()
+
+
+def _hosts(text: str, word: str) -> list[str]:
+    """The hosts of one word, as they are compared and asked: addresses in their shortest form, names in lower case."""
+    inside = text[1:-1] if text.startswith("[") and text.endswith("]") and text.count(":") > 1 else text
+    try:
+        return [_address(inside)]
+    except ValueError:
+        pass
+    name, colon, port = text.rpartition(":")
+    if colon and port.isdecimal() and (":" not in name or "[" in name):
+        raise InputError(
+            f'"{word}" names a port', where="--hosts", hint=f"--port {port} says it for all; hosts stand alone: {name}"
+        )
+    if "[" in text:
+        try:
+            return [one for host in expand(text) for one in _hosts(host, word)]
+        except ValueError as error:
+            raise InputError(f'"{word}" {error}', where="--hosts") from error
+    if re.fullmatch(r"[0-9.]+", text):
+        raise InputError(f'"{word}" is no IPv4 address', where="--hosts", hint="four numbers from 0 to 255")
+    if _NAME.fullmatch(text) is None:
+        raise _no_host(word)
+    return [text.lower()]
+
+
+def _address(text: str) -> str:
+    """An IP address in its shortest form. Raises ValueError for anything else."""
+    address = ipaddress.ip_address(text)
+    if address.version == 6 and (address.scope_id or address.is_link_local):
+        raise InputError(
+            f"{text} is valid behind one interface only, and no other machine reaches it there",
+            where="--hosts",
+            hint="give the host's address in the network, or its name",
+        )
+    return str(address)
+
+
+def _no_host(word: str) -> InputError:
+    return InputError(
+        f'"{word}" is not a host',
+        where="--hosts",
+        hint="write names or addresses with commas: 10.0.0.5,10.0.0.6, or ranges: gpu[001:128]",
+    )
 
 
 def ask(targets: Sequence[Target], login: Login, *, sysfs: str = "/sys") -> tuple[list[HostFacts], list[Silent]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,8 +14,13 @@ from myriad.onboard.describe import Description
 
 
 def refuse_existing(out: Path) -> None:
-    """Raise InputError where something stands at `out`; an empty folder is nothing."""
-    if out.is_dir() and not any(out.iterdir()):
+    """Raise InputError where something stands at `out`, or it cannot be made; an empty folder is nothing."""
+    above = next((folder for folder in out.parents if folder.exists() or folder.is_symlink()), None)
+    if above is not None and not above.is_dir():
+        raise InputError(f"cannot be made: {above} is no folder", where=str(out), hint="give --out another folder")
+    if above is not None and not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"cannot be made: no right to write in {above}", where=str(out), hint="give --out another one")
+    if out.is_dir() and os.access(out, os.R_OK) and not any(out.iterdir()):
         return
     if out.exists() or out.is_symlink():
         raise InputError(

@@ -11,6 +11,7 @@ import yaml
 
 from myriad.fleet import Checked, check
 from myriad.inventory import read_inventory
+from myriad.onboard.facts import HostFacts, inventory_names
 
 from .conftest import DEBIAN, L40S
 
@@ -234,13 +235,62 @@ def test_an_address_that_only_this_machine_reaches_is_refused(machines: Any, myr
 @pytest.mark.parametrize(
     ("hosts", "word"),
     [("10.0.0.5,10.0.0.5", "named twice"), (" , ", "names no host"), ("-oProxyCommand=x", "is not a host"),
-     ("a;reboot", "is not a host"), ("10.0.0.5 10.0.0.6", "is not a host")],
+     ("a;reboot", "is not a host"), ("10.0.0.5 10.0.0.6", "is not a host"),
+     ("gpu[9:1]", "runs backwards and gives no host; write [1:9]"), ("gpu[1:", "a range that is not closed"),
+     ("gpu[1:3],gpu2", "gpu2 is named twice"), ("GPU1,root@gpu1", "gpu1 is named twice"),
+     ("2001:db8::1,[2001:DB8:0::1]", "2001:db8::1 is named twice"), ("10.0.0.5:2222", "--port 2222 says it for all"),
+     ("[2001:db8::1]:22", "--port 22 says it"), ("gpu[1:2]:22", "--port 22 says it"),
+     ("999.0.0.1", "is no IPv4 address"), ("10.0.0", "is no IPv4 address"),
+     ("fe80::1%eth0", "behind one interface only"),
+     ("2001:db8::zz", "is not a host"), ("a b@10.0.0.5", "is not a host")],
 )  # fmt: skip
 def test_hosts_are_checked_before_anybody_is_asked(
     machines: Any, myriad: Any, tmp_path: Path, hosts: str, word: str
 ) -> None:
     done = myriad("init", f"--hosts={hosts}", "--out", str(tmp_path / "mine"))
     assert done.returncode == 1 and word in done.stderr and machines.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [(["--control-plane", "10.0.0.7"], "10.0.0.7 is not among the hosts"), (["--name", "My_Site"], '"my-site"'),
+     (["--team", "A Team"], '"a-team"'), (["--user", "a b"], "is no name of an account"),
+     (["--key", "id.pub"], "the private one: id"), (["--out", "/etc/hostname/mine"], "/etc/hostname is no folder"),
+     (["--out", "My_Site"], '"my-site"')],
+)  # fmt: skip
+def test_flags_are_judged_before_anybody_is_asked(
+    machines: Any, myriad: Any, tmp_path: Path, flags: list[str], word: str
+) -> None:
+    machines.add("10.0.0.5", hostname="gpu1")
+    out = [] if "--out" in flags else ["--out", str(tmp_path / "mine")]
+    done = myriad("init", "--hosts", "10.0.0.5", *out, *flags)
+    assert done.returncode == 1 and word in done.stderr and machines.calls() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lan"]
+
+
+def test_ranges_are_hosts_also_of_the_control_plane(machines: Any, myriad: Any, tmp_path: Path) -> None:
+    for last in (5, 6, 7):
+        machines.add(f"10.0.0.{last}", hostname=f"gpu{last}")
+    out = tmp_path / "mine"
+    done = myriad("init", "--hosts", "10.0.0.[5:7]", "--control-plane", "10.0.0.[5:6],10.0.0.6,", "--out", str(out))
+    assert done.returncode == 1 and "10.0.0.6 is named twice" in done.stderr
+    done = myriad("init", "--hosts", "10.0.0.[5:7]", "--control-plane", "10.0.0.[5:7]", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert [host.name for host in described(out).fleet.control_plane] == ["gpu5", "gpu6", "gpu7"]
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "called"),
+    [
+        (["node2", "gpu_1"], ["node2", "node1"]),
+        (["gpu_1", "node1"], ["node2", "node1"]),
+        (["a.x", "a.y", "A"], ["a.x", "a.y", "a"]),
+        (["", "localhost", "node1.lan"], ["node2", "node3", "node1"]),
+    ],
+)
+def test_a_made_up_name_is_never_one_that_a_machine_has(hostnames: list[str], called: list[str]) -> None:
+    hosts = [HostFacts(asked=str(number), hostname=name) for number, name in enumerate(hostnames)]
+    assert list(inventory_names(hosts).values()) == called
 
 
 def test_a_login_script_that_prints_is_no_trouble(machines: Any, myriad: Any, tmp_path: Path) -> None:
