@@ -205,6 +205,16 @@ def test_arrivals_go_on_to_the_horizon_and_end(span_s: float) -> None:
     assert times == sorted(times) and times and len(times) < 20_000
 
 
+@pytest.mark.parametrize("gap_s", [0.05, 30.0])
+def test_a_batch_on_a_new_cluster_is_no_rate_for_two_weeks(gap_s: float) -> None:
+    """A hundred jobs in five seconds, gone on for two weeks, are twenty-four million: the pass would never end."""
+    runs = past(100, 10.0, gap_s=gap_s)
+    comings = Comings(History(runs), {"vision-h100"}, 100 * gap_s, np.random.default_rng(1))
+    in_an_hour = sum(1 for arrival in comings.play(np.random.default_rng(2), HORIZON_S) if arrival.at_s <= HOUR_S)
+    assert 50 <= in_an_hour <= 200
+    assert sum(1 for _ in comings.play(np.random.default_rng(2), HORIZON_S, most=500)) == 500
+
+
 def test_the_same_inputs_give_the_same_estimate() -> None:
     state = pool(waiting("a"), waiting("b"), run=(running("x", node="n0"),), quota=8, free=0, count=1)
     history = History(past(30, HOUR_S))

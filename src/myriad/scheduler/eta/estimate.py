@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,10 @@ _MOST_STEPS = 120_000
 _LEAST_FUTURES = 16
 _ARRIVAL_DAYS = 14
 _LEAST_ARRIVALS = 20
+_LEAST_SPAN_S = 3600.0
+"""A rate is one of an hour at least: a hundred jobs that came in five seconds are a batch, and no rate of what comes."""
+_MOST_ARRIVALS = 400_000
+"""Bound on futures x jobs that may come. Whoever waits behind so many waits long, and a pass has to end."""
 
 
 class History:
@@ -85,12 +90,12 @@ class Comings:
         self._times = [at for at, _, _ in self.past]
         self._span_s = now - self._times[0] if self.past else 0.0
 
-    def play(self, rng: np.random.Generator, horizon_s: float) -> Iterator[Arrival]:
-        """One course of arrivals, in order of time from now on."""
+    def play(self, rng: np.random.Generator, horizon_s: float, *, most: int = _MOST_ARRIVALS) -> Iterator[Arrival]:
+        """One course of arrivals, in order of time from now on; the first `most` of them."""
         if not self.past:
             return iter(())
         days = int(self._span_s // DAY_S)
-        return self._again(rng, days, horizon_s) if days else self._one_by_one(rng, horizon_s)
+        return islice(self._again(rng, days, horizon_s) if days else self._one_by_one(rng, horizon_s), most)
 
     def _again(self, rng: np.random.Generator, days: int, horizon_s: float) -> Iterator[Arrival]:
         since = 0.0
@@ -103,7 +108,7 @@ class Comings:
             since += length
 
     def _one_by_one(self, rng: np.random.Generator, horizon_s: float) -> Iterator[Arrival]:
-        gap_s, at = max(1.0, self._span_s) / len(self.past), 0.0
+        gap_s, at = max(_LEAST_SPAN_S, self._span_s) / len(self.past), 0.0
         while at < horizon_s:
             at += float(rng.exponential(gap_s))
             _, job, run_s = self.past[int(rng.integers(len(self.past)))]
@@ -151,7 +156,7 @@ def start_times(
     comings = Comings(history, layout.queue_of, now, rng)
     for s in range(count):
         future = Future(layout, horizon_s=horizon_s)
-        arrivals = comings.play(np.random.default_rng((seed, s)), horizon_s)
+        arrivals = comings.play(np.random.default_rng((seed, s)), horizon_s, most=_MOST_ARRIVALS // count)
         starts[s] = future.play(runs[s], waits[s], arrivals, graces=graces[s])
     return starts
 
