@@ -352,6 +352,10 @@ class Descriptor(NamedTuple):
         )
 
 
+_INDEXES = (MEDIA_TYPE_INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
+_ONE_IMAGE = "copy the one for linux/amd64 into a layout of its own (`skopeo copy --override-arch amd64`)"
+
+
 class Layout:
     """An OCI image layout on disk: an image's manifest, config and layers, and the documents that refer to it.
 
@@ -368,7 +372,7 @@ class Layout:
             version = json.loads((root / "oci-layout").read_bytes())["imageLayoutVersion"]
             manifests = json.loads((root / "index.json").read_bytes())["manifests"]
             self.entries = [Descriptor.of(item) for item in manifests]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"is no OCI image layout ({type(error).__name__}: {error})",
                 where=str(root),
@@ -416,7 +420,10 @@ class Layout:
 
     def manifest(self, digest: str) -> dict[str, Any]:
         """A manifest as JSON."""
-        value = json.loads(self.read(digest))
+        try:
+            value = json.loads(self.read(digest))
+        except ValueError as error:
+            raise MyriadError(f"a manifest is no JSON: {error}", where=str(self.path(digest))) from error
         if not isinstance(value, dict):
             raise MyriadError("a manifest is no JSON object", where=str(self.path(digest)))
         return value
@@ -426,7 +433,7 @@ class Layout:
         """The images in it: manifests that do not refer to another one, without signatures by tag."""
         return [
             entry
-            for entry in self.entries
+            for entry in dict.fromkeys(self.entries)
             if entry.media_type in (MEDIA_TYPE_MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
             and not (entry.ref.startswith("sha256-") and "." in entry.ref)
             and "subject" not in self.manifest(entry.digest)
@@ -442,11 +449,25 @@ class Layout:
         found = [one for one in images if ref in (one.ref, one.digest)] if ref else images
         if len(found) != 1:
             names = ", ".join(one.ref or one.digest for one in images) or "none"
-            text = f'has no image "{ref}"' if ref else f"holds {len(images)} images, so one must be named"
-            raise InputError(f"{text} (it has: {names})", where=str(self.root))
+            if not images and any(entry.media_type in _INDEXES for entry in self.entries):
+                text, names, hint = "holds no image of its own", "an index of several platforms", _ONE_IMAGE
+            elif ref:
+                text, hint = f'has no image "{ref}"', "name one that it has"
+            elif images:
+                text, hint = f"holds {len(images)} images, so one must be named", "name one of them"
+            else:
+                text, hint = "holds no image", "build or export the image again"
+            raise InputError(f"{text} (it has: {names})", where=str(self.root), hint=hint)
         own = found[0]
         manifest = self.manifest(own.digest)
-        parts = [Descriptor.of(item) for item in (manifest["config"], *manifest["layers"])]
+        try:
+            parts = [Descriptor.of(item) for item in (manifest["config"], *manifest["layers"])]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MyriadError(
+                f"is no manifest of an image ({type(error).__name__}: {error})",
+                where=str(self.path(own.digest)),
+                hint="build or export the image again",
+            ) from error
         blobs = {part.digest: Blob(self.path(part.digest), part.size, part.media_type) for part in parts}
         blobs[own.digest] = Blob(self.path(own.digest), own.size, own.media_type)
         return BuiltImage(own.ref, own.digest, parts[0].digest, tuple(part.digest for part in parts[1:]), blobs)

@@ -119,7 +119,8 @@ def look(
         progress: told after each layer how many of how many are read.
     """
     tree = read_tree(image, progress=progress)
-    return Subject(image, tree, read_packages(tree), loading(tree, image.env), declared)
+    reach = loading(tree, image.env, cwd=str(image.runtime.get("WorkingDir") or "/"))
+    return Subject(image, tree, read_packages(tree), reach, declared)
 
 
 def prove(subject: Subject, rules: ProofRules | None = None, *, today: date, more: Iterable[Outcome] = ()) -> Report:

@@ -13,13 +13,15 @@ from myriad.images.proof_types import Finding, Outcome, Subject, counted, megaby
 _TORCH_OWN = ("libtorch", "libtorch_cpu", "libtorch_cuda", "libtorch_python", "libc10", "libc10_cuda")
 _NAMED: dict[str, tuple[tuple[re.Pattern[str], str], ...]] = {
     "pypi": (
-        (re.compile(r".*\+cu(\d\d)(\d)"), "version"),
+        # cu130, and what projects make of it: cu12torch2.8cxx11abiTRUE, pt28cu128.
+        (re.compile(r".*\+[a-z0-9.]*?cu(1\d)(\d{1,2})?(?!\d).*"), "version"),
         (re.compile(r"nvidia-.*-cu(1\d)(\d)?"), "name"),
         (re.compile(r".*-cuda(1\d)(\d)?x?"), "name"),
     ),
     "deb": ((re.compile(r"(?:cuda-cudart|libcublas|cuda-nvrtc|cuda-libraries)-(\d+)-(\d+)"), "name"),),
 }
 """Names and versions of packages that tell their CUDA, as major and perhaps minor."""
+_OTHER_BUILD = re.compile(r".*\+(?P<what>cpu|xpu|rocm[\d.]*)(?![a-z\d]).*")
 _SOURCES = {
     "cuda": (r"nvidia-cuda-runtime(-cu\d+)?", r"cuda-cudart-\d+-\d+"),
     "cudnn": (r"nvidia-cudnn(-cu\d+)?", r"libcudnn\d+(-cuda-\d+)?"),
@@ -180,6 +182,7 @@ def generation(subject: Subject) -> Outcome:
             if str(major) != pin.partition(".")[0] or (second and not matches(minor(pin), f"{major}.{second}"))
         ]
     findings += _cpu_build(subject)
+    findings += _other_builds(subject)
     shown = ", ".join(sorted({f"{major}.{second}" if second else str(major) for major, second, _who in evidence}))
     return Outcome("cuda", f"CUDA {shown} ({counted(len(evidence), 'witness', 'witnesses')})", tuple(findings))
 
@@ -219,6 +222,24 @@ def _cpu_build(subject: Subject) -> Iterator[Finding]:
             "torch is a build for CPUs: torch.cuda.is_available() is False on every node",
             "take the wheel of torch with CUDA; a constraint or index of the building machine chose this one",
         )
+
+
+def _other_builds(subject: Subject) -> Iterator[Finding]:
+    """Wheels whose version says that they are a build without CUDA, beside a torch with it."""
+    facts = subject.declared.facts if subject.declared is not None else None
+    built = _built_with(subject)
+    if not (facts is not None and facts.cuda) and not (built is not None and built[1]):
+        return
+    for one in subject.packages.python:
+        match = _OTHER_BUILD.fullmatch(one.version)
+        if match and one.name != "torch":
+            what = "CPUs" if match["what"] == "cpu" else match["what"]
+            yield Finding(
+                "cuda",
+                one.label,
+                f"{one.label} is a build for {what}: its operations on CUDA are missing, or it does not load at all",
+                "take its wheel for this CUDA from the index that torch comes from; `myriad image lock` then",
+            )
 
 
 def _few(names: list[str]) -> str:

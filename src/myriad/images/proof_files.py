@@ -16,13 +16,18 @@ _SHOWN = 5
 # Patterns of paths that an installer leaves, and what they are.
 _LEFTOVERS = (
     ("var/cache/apt/*.bin", "apt's cache"),
-    ("var/cache/apt/archives/*.deb", "Debian packages as downloaded"),
+    ("*.deb", "Debian packages as downloaded"),
     ("var/lib/apt/lists/*_*", "apt's package lists"),
     ("*/.cache/pip/*", "pip's cache"),
     ("*/.cache/uv/*", "uv's cache"),
     ("*/.conda/pkgs/*", "conda's cache"),
     ("opt/conda/pkgs/*", "conda's cache"),
     ("*/.npm/_cacache/*", "npm's cache"),
+    ("*/node_modules/.cache/*", "npm's cache"),
+    ("*/.yarn/cache/*", "yarn's cache"),
+    ("*/.cargo/registry/*", "cargo's cache"),
+    ("*/go/pkg/mod/*", "Go's cache of modules"),
+    ("*/.wget-hsts", "wget's list of hosts, which has times in it"),
     ("*/.cache/huggingface/hub/*", "models as downloaded"),
     ("*/.cache/torch/*", "torch's cache"),
     ("var/cache/yum/*", "yum's cache"),
@@ -34,6 +39,13 @@ _LEFTOVERS = (
     ("var/tmp/*", "a temporary file of the build"),
     ("*.whl", "a wheel as downloaded"),
 )
+
+
+def _left(path: str, pattern: str) -> bool:
+    """Does a path fit, also one right below the root (/.cache/pip of a user without a home)?"""
+    return fnmatchcase(f"/{path}", pattern if pattern.startswith("*") else f"/{pattern}")
+
+
 _BUNDLED = ("*/ensurepip/_bundled/*", "usr/share/python-wheels/*")
 _TIMED_BYTECODE = 0
 
@@ -355,7 +367,7 @@ def leftovers(subject: Subject) -> Outcome:
     held: dict[str, list[tuple[str, int]]] = {}
     for file in subject.tree.regular():
         for pattern, what in _LEFTOVERS:
-            if fnmatchcase(file.path, pattern) and not any(fnmatchcase(file.path, one) for one in _BUNDLED):
+            if _left(file.path, pattern) and not any(fnmatchcase(file.path, one) for one in _BUNDLED):
                 if not (what == "a log of the build" and not file.size):
                     held.setdefault(what, []).append((file.path, file.size))
                 break
@@ -371,9 +383,7 @@ def leftovers(subject: Subject) -> Outcome:
             )
         )
     hidden = sum(
-        one.file.size
-        for one in subject.tree.hidden
-        if any(fnmatchcase(one.file.path, pattern) for pattern, _ in _LEFTOVERS)
+        one.file.size for one in subject.tree.hidden if any(_left(one.file.path, pattern) for pattern, _ in _LEFTOVERS)
     )
     if hidden:
         findings.append(
@@ -423,6 +433,17 @@ def configuration(subject: Subject) -> Outcome:
             )
         )
 
+    config = subject.image.config
+    platform = f"{config.get('os') or 'linux'}/{config.get('architecture') or 'amd64'}"
+    if platform != "linux/amd64":
+        findings.append(
+            Finding(
+                "config",
+                "architecture",
+                f"the image says that it is for {platform}; its nodes are linux/amd64 and do not pull it",
+                "build or copy the one for linux/amd64",
+            )
+        )
     if declared.user is not None and user != declared.user:
         differs("user", user or "root", declared.user)
     if declared.entrypoint is not None and tuple(runtime.get("Entrypoint") or ()) != declared.entrypoint:

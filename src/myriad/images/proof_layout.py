@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from myriad.errors import InputError
+from myriad.errors import InputError, MyriadError
 from myriad.images.oci import MEDIA_TYPE_MANIFEST, Layout, canonical_json
 
 EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
@@ -96,12 +96,27 @@ def open_image(root: Path, ref: str = "") -> LayoutImage:
         config = json.loads(layout.read(built.config_digest))
     except ValueError as error:
         raise InputError(f"the image's configuration is not JSON: {error}", where=str(root)) from error
-    diff_ids = (config.get("rootfs") or {}).get("diff_ids") or []
+    for what, digest in (("manifest", built.manifest_digest), ("configuration", built.config_digest)):
+        held, said = layout.path(digest).stat().st_size, built.blobs[digest].size
+        if held != said:
+            raise MyriadError(
+                f"the {what} has {held:,} bytes, what names it says {said:,}: a runtime refuses to pull it",
+                where=str(layout.path(digest)),
+                hint="build or export the image again",
+            )
+    try:
+        diff_ids = list((config.get("rootfs") or {}).get("diff_ids") or [])
+        comments = [str(one.get("created_by", "")) for one in config.get("history") or () if not one.get("empty_layer")]
+    except (AttributeError, TypeError) as error:
+        raise InputError(
+            f"the image's configuration is not as the OCI format has it ({error})",
+            where=str(layout.path(built.config_digest)),
+            hint="build or export the image again",
+        ) from error
     if len(diff_ids) != len(built.layer_digests):
         raise InputError(
             f"the manifest has {len(built.layer_digests)} layers, the configuration {len(diff_ids)}", where=str(root)
         )
-    comments = [str(one.get("created_by", "")) for one in config.get("history") or () if not one.get("empty_layer")]
     comments += [""] * len(diff_ids)
     layers = []
     for digest, diff_id, comment in zip(built.layer_digests, diff_ids, comments, strict=False):

@@ -1,8 +1,9 @@
 """Which copies of CUDA's libraries a process of the image can load, and by whose word. Pure.
 
 The order is ld.so(8)'s: DT_RPATH of the library that asks (where it has no DT_RUNPATH), LD_LIBRARY_PATH, DT_RUNPATH,
-/etc/ld.so.cache, the default folders; LD_PRELOAD and /etc/ld.so.preload before all. torch also loads the libraries of
-NVIDIA's wheels by their path (`nvidia/*/lib`) before anything asks for them.
+/etc/ld.so.cache, the default folders; LD_PRELOAD and /etc/ld.so.preload before all. In each folder, what lies below
+glibc-hwcaps for the processor comes first; nothing between two colons of LD_LIBRARY_PATH is the working folder.
+torch also loads the libraries of NVIDIA's wheels by their path (`nvidia/*/lib`) before anything asks for them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from posixpath import dirname, normpath
+from posixpath import dirname, join, normpath
 
 from myriad.images.proof_elf import Elf
 from myriad.images.proof_tree import ImageTree, TreeFile
@@ -25,6 +26,7 @@ _LIBRARY = re.compile(rf"lib(?P<stem>{_STEMS})(?:-[0-9a-f]{{8}})?\.so(?:\.(?P<ve
 _DRIVER = re.compile(r"lib(cuda|nvidia-ml|nvidia-ptxjitcompiler|nvidia-nvvm|nvcuvid)\.so(\.[\d.]+)?")
 _DEFAULT = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib")
 _WHEELS = re.compile(r".*/nvidia/[^/]+/lib")
+_HWCAPS = tuple(f"glibc-hwcaps/x86-64-v{level}" for level in (4, 3, 2))
 _STUBS = re.compile(r".*/stubs(/.*)?")
 
 
@@ -60,14 +62,15 @@ class Loading:
     search: list[tuple[str, str]] = field(default_factory=list)
 
 
-def loading(tree: ImageTree, env: dict[str, str]) -> Loading:
+def loading(tree: ImageTree, env: dict[str, str], *, cwd: str = "/") -> Loading:
     """Look at every library of an image.
 
     Args:
         tree: its files.
         env: its environment.
+        cwd: the folder that it starts in.
     """
-    found = Loading(search=list(_search(tree, env)))
+    found = Loading(search=list(_search(tree, env, cwd)))
     elves = {file.path: file.elf for file in tree.regular() if file.elf is not None}
     for path, elf in elves.items():
         name = path.rpartition("/")[2]
@@ -135,8 +138,9 @@ def _answer(tree: ImageTree, path: str, elf: Elf, name: str, names: dict[str, li
     for folder in folders:
         place = folder.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", f"/{dirname(path)}")
         real = tree.resolve(normpath(place).strip("/"))
-        if name in names.get(real, ()):
-            return _target(tree, f"{real}/{name}"), word
+        for below in (*(f"{real}/{one}" for one in _HWCAPS), real):
+            if name in names.get(below, ()):
+                return _target(tree, f"{below}/{name}"), word
     return None
 
 
@@ -145,16 +149,18 @@ def _say(copy: Copy, who: str) -> None:
         copy.reached.append(who)
 
 
-def _search(tree: ImageTree, env: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _search(tree: ImageTree, env: dict[str, str], cwd: str) -> Iterator[tuple[str, str]]:
     """Folders that every process searches, with who names them; each once, by its first."""
     seen: set[str] = set()
-    told = [(folder, "LD_LIBRARY_PATH") for folder in re.split("[:;]", env.get("LD_LIBRARY_PATH", "")) if folder]
+    words = re.split("[:;]", env["LD_LIBRARY_PATH"]) if env.get("LD_LIBRARY_PATH") else []
+    told = [(join(cwd, folder), "LD_LIBRARY_PATH") for folder in words]
     told += list(_configured(tree, "etc/ld.so.conf", set()))
     told += [(folder, "the loader's own folders") for folder in _DEFAULT]
     for folder, who in told:
         real = tree.resolve(normpath(folder).strip("/"))
         if real not in seen:
             seen.add(real)
+            yield from ((f"{real}/{one}", who) for one in _HWCAPS if tree.children(f"{real}/{one}"))
             yield real, who
 
 

@@ -33,7 +33,7 @@ _MOST_KEPT = 32 << 20
 _KEPT = (
     "*.dist-info/METADATA", "*.dist-info/RECORD", "*.dist-info/WHEEL", "*.egg-info/PKG-INFO", "*.egg-info",
     "*/torch/version.py",
-    "etc/ld.so.*", "usr/lib/os-release", "etc/os-release", "etc/debian_version",
+    "etc/*.conf", "etc/ld.so.*", "usr/lib/os-release", "etc/os-release", "etc/debian_version",
     "var/lib/dpkg/status", "var/lib/dpkg/status.d/*", "var/lib/dpkg/info/*.list",
     "*.dist-info/provenance_url.json",
 )  # fmt: skip
@@ -200,6 +200,10 @@ def read_tree(
     """
     tree = ImageTree()
     for number, layer in enumerate(image.layers):
+        held = layer.path.stat().st_size
+        cut = f"it has {held:,} bytes, the manifest says {layer.size:,}" if held != layer.size else ""
+        if cut:
+            tree.damage.append(f"layer {number + 1}: {cut}")
         try:
             if contents:
                 with tempfile.TemporaryFile(prefix="myriad-layer-") as plain:
@@ -212,12 +216,16 @@ def read_tree(
                     tree.tar_sizes.append(counted.size)
         except (OSError, EOFError, zstandard.ZstdError) as error:
             raise InputError(
-                f"layer {number + 1} cannot be decompressed: {error}",
+                "; ".join(filter(None, (f"layer {number + 1} cannot be decompressed: {error}", cut))),
                 where=str(layer.path),
                 hint="the blob is cut or damaged; take the layout from its source again",
             ) from error
         except tarfile.TarError as error:
-            raise InputError(f"layer {number + 1} is no tar stream: {error}", where=str(layer.path)) from error
+            raise InputError(
+                "; ".join(filter(None, (f"layer {number + 1} is no tar stream: {error}", cut))),
+                where=str(layer.path),
+                hint="the blob is cut, damaged or of another kind; take the layout from its source again",
+            ) from error
         progress(number + 1, len(image.layers))
     return tree
 
@@ -249,7 +257,9 @@ def _unpack(layer: LayoutLayer, number: int, plain: IO[bytes], tree: ImageTree) 
     for what, hashed, said in (("bytes", outer, layer.digest), ("content", inner, layer.diff_id)):
         digest = f"sha256:{hashed.hexdigest()}"
         if digest != said:
-            tree.damage.append(f"layer {number + 1}: its {what} are {digest[:19]}..., the image says {said[:19]}...")
+            tree.damage.append(
+                f"layer {number + 1}: the digest of its {what} is {digest[:19]}..., the image says {said[:19]}..."
+            )
     plain.seek(0)
 
 

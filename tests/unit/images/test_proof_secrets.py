@@ -22,8 +22,10 @@ def pem(kind: str, separator: str = "\n") -> bytes:
     return f"-----BEGIN {kind}PRIVATE KEY-----{separator}{BODY}{separator}-----END {kind}PRIVATE KEY-----".encode()
 
 
-@pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED ", "ENCRYPTED SIGSTORE "])
-@pytest.mark.parametrize("separator", ["\n", "\r\n", "\\n"])
+@pytest.mark.parametrize(
+    "kind", ["", "RSA ", "EC ", "DSA ", "OPENSSH ", "ENCRYPTED ", "ENCRYPTED SIGSTORE ", "ED25519 ", "ANY OTHER "]
+)
+@pytest.mark.parametrize("separator", ["\n", "\r\n", "\\n", "\r", " \n", "\n    "])
 def test_private_keys_of_all_kinds(kind: str, separator: str) -> None:
     (one,) = in_bytes(b"x = '" + pem(kind, separator) + b"'")
     assert one.what.startswith("a private key")
@@ -33,6 +35,31 @@ def test_an_old_encrypted_key_with_headers() -> None:
     head = "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,AB12\n\n"
     text = f"{BEGIN} RSA PRIVATE KEY-----\n{head}{BODY}\n"
     assert [one.what for one in in_bytes(text.encode())] == ["a private key (rsa private key)"]
+
+
+def test_a_key_as_secrets_and_configurations_of_clusters_hold_it() -> None:
+    encoded = base64.b64encode(pem("EC ")).decode()
+    assert [one.what for one in in_bytes(f"client-key-data: {encoded}\n".encode())] == ["a private key (in base64)"]
+    certificate = base64.b64encode(f"-----BEGIN CERTIFICATE-----\n{BODY}\n{BODY}\n".encode()).decode()
+    assert list(in_bytes(f"client-certificate-data: {certificate}\n".encode())) == []
+
+
+def test_keys_of_other_programs() -> None:
+    ssh2 = f"---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nComment: x\n{BODY}\n"
+    assert [one.what for one in in_bytes(ssh2.encode())] == ["a private key (ssh2)"]
+    minisign = f"untrusted comment: minisign encrypted secret key\n{BODY}\n"
+    assert [one.what for one in in_bytes(minisign.encode())] == ["a private key (minisign)"]
+
+
+def jwt(payload: dict[str, str]) -> bytes:
+    parts = [json.dumps({"alg": "RS256"}).replace(" ", ""), json.dumps(payload)]
+    return b".".join(base64.urlsafe_b64encode(one.encode()).rstrip(b"=") for one in parts) + b"." + b"s" * 80
+
+
+def test_a_token_of_a_service_account_is_told_from_an_example_of_a_library() -> None:
+    (one,) = in_bytes(b"token: " + jwt({"iss": "https://kubernetes.default.svc"}))
+    assert one.what == "a token of a Kubernetes service account"
+    assert list(in_bytes(jwt({"sub": "1234567890", "name": "John Doe"}))) == []
 
 
 @pytest.mark.parametrize(
@@ -62,6 +89,14 @@ def test_what_only_speaks_of_keys(text: str) -> None:
     [
         (("AKIA", "QWERTYUIOPASDF23"), "an AWS access key"),
         (("aws_secret_access_key=", "wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzKEY0"), "an AWS secret key"),
+        (("AWS_SECRET_ACCESS_KEY=", "wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzKEY0"), "an AWS secret key"),
+        (("aws_secret_access_key: ", "wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzKEY0"), "an AWS secret key"),
+        (('"SecretAccessKey": "', "wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzKEY0"), "an AWS secret key"),
+        (("glrt-", "a" * 20), "a GitLab token"),
+        (("glcbt-64_", "a" * 20), "a GitLab token"),
+        (("api_org_", "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"), "a Hugging Face token"),
+        (("https://hooks.slack.com/services/", "T01234567/B01234567/" + "a1B2" * 6), "a Slack webhook"),
+        (("sk_live_", "a1B2" * 6), "a Stripe key"),
         (("AIza", "SyA" + "b" * 32), "a Google API key"),
         (("ghp_", "a1B2" * 9), "a GitHub token"),
         (("ghs_", "a1B2" * 9), "a GitHub token"),
@@ -103,6 +138,26 @@ def test_tokens_are_found_and_never_repeated(parts: tuple[str, str], what: str) 
         ("etc/shadow", b"root:$6$salt$hash:19000::::::\n", "the password of root"),
         ("root/.bash_history", b"export TOKEN=x", "what somebody typed (shell history)"),
         ("root/.npmrc", b"//r.site/:_authToken=abc", "an npm registry's token"),
+        ("etc/netrc", b"machine a login b password c", "passwords (netrc)"),
+        ("root/.netrc.bak", b"machine a login b password c", "passwords (netrc)"),
+        ("root/.yarnrc.yml", b"npmAuthToken: abc", "an npm registry's token"),
+        ("app/requirements.txt", b"--extra-index-url https://u:p@h/simple", "a package index's password in a URL"),
+        ("app/pyproject.toml", b'url = "https://u:p@h/simple"', "a package index's password in a URL"),
+        ("opt/x-1.dist-info/direct_url.json", b'{"url": "https://tok@h/x"}', "a package index's password in a URL"),
+        ("root/.config/pypoetry/auth.toml", b'[a]\npassword = "x"', "a package index's password"),
+        ("opt/kubeconfig.yaml", b"users:\n- user:\n    token: abc\n", "credentials of a cluster"),
+        ("root/.kube/config", b'{"users": [{"user": {"token": "abc"}}]}', "credentials of a cluster"),
+        ("etc/kubernetes/admin.conf", b"users:\n- user: {password: x}", "credentials of a cluster"),
+        ("opt/pull-secret.json", b'{"auths": {"r.site": {"auth": "dTpw"}}}', "registry credentials for r.site"),
+        ("root/.dockercfg", b'{"r.site": {"auth": "dTpw"}}', "registry credentials for r.site"),
+        ("x/.dockerconfigjson", b'{"auths": {"r.site": {"registrytoken": "t"}}}', "registry credentials for r.site"),
+        ("root/.kaggle/kaggle.json", b'{"username":"u","key":"abc"}', "a Kaggle key"),
+        ("root/.cargo/credentials.toml", b'[registry]\ntoken = "abc"', "a crate registry's token"),
+        ("app/.env", b"A=1\nDB_PASSWORD=hunter2222\n", "secret values (.env)"),
+        ("opt/server.key", b"\x30\x82\x04\xbd\x02\x01\x00\x30\x0d", "a private key (DER)"),
+        ("opt/server.p12", b"\x30\x82\x04\xbd\x02\x01\x03\x30\x82", "a key store"),
+        ("etc/shadow", b"root::19000::::::\n", "no password for root, who may log in without one"),
+        ("etc/passwd", b"root:$6$salt$hash:0:0::/root:/bin/sh\n", "the password of root"),
     ],
 )
 def test_files_that_keep_secrets(path: str, data: bytes, what: str) -> None:
@@ -122,6 +177,19 @@ def test_files_that_keep_secrets(path: str, data: bytes, what: str) -> None:
         ("root/.docker/config.json", b'{"auths": {"r.site": {}}, "credsStore": "pass"}'),
         ("root/.docker/config.json", b"no json"),
         ("src/.git/config", b"url = git@git.site:r.git"),
+        ("src/.git/config", b"url = https://git@git.site/r.git"),
+        ("root/.docker/config.json", b'{"auths": "x", "auth": 1}'),
+        ("root/.docker/config.json", b'{"auths": [{"auth": "x"}]}'),
+        ("root/.docker/config.json", b"[" * 5000 + b'"auth"'),
+        ("root/.npmrc", b"//r.site/:_authToken=${NPM_TOKEN}"),
+        ("root/.netrc", b"# password goes here\n"),
+        ("app/requirements.txt", b"a @ git+https://github.com/a/b@main\nb @ git+https://git@h/b\nnumpy>=2"),
+        ("etc/pip.conf", b"index-url = https://${USER}:${PASSWORD}@h/simple"),
+        ("opt/client/kubeconfig.yaml", b"token: str  # of the user"),
+        ("app/.env", b"TOKEN=\nPASSWORD=$PASSWORD\nTOKENIZER=bert-base"),
+        ("opt/server.key", b"\x30\x82\x01\x22\x30\x0d\x06\x09"),
+        ("etc/passwd", b"root:x:0:0:root:/root:/bin/bash\n"),
+        ("app/settings.json", b'{"auth": "none", "token": "abc"}'),
     ],
 )
 def test_files_of_these_names_without_secrets(path: str, data: bytes) -> None:
@@ -149,6 +217,13 @@ def test_dockers_credentials_name_the_registry() -> None:
         ("DB_PASSWORD", "", False),
         ("DB_PASSWORD_FILE", "secret.txt", False),
         ("PATH", "/usr/bin", False),
+        ("MYSQL_PWD", "hunter2", True),
+        ("GITHUB_PAT", "hunter2", True),
+        ("PWD", "workspace", False),
+        ("MAX_TOKENS", "512", False),
+        ("TOKENIZER", "bert-base", False),
+        ("PASSWORD_MIN_LENGTH", "8", False),
+        ("HTTP_PROXY", "http://u:p@proxy.site:3128", True),
     ],
 )
 def test_variables_of_the_configuration(name: str, value: str, found: bool) -> None:
@@ -163,6 +238,8 @@ def test_variables_of_the_configuration(name: str, value: str, found: bool) -> N
         ("RUN --mount=type=secret,id=token pip install", False),
         ("|1 TOKEN_FILE=/run/x /bin/sh", False),
         ("myriad: wheels (torch)", False),
+        ("|1 TOKENIZER=bert-base-uncased /bin/sh", False),
+        ("|1 DB_PWD=hunter2hunter2 /bin/sh", True),
     ],
 )
 def test_the_history_keeps_build_arguments(line: str, found: bool) -> None:
