@@ -24,7 +24,7 @@ _LEAST_FUTURES = 16
 _ARRIVAL_DAYS = 14
 _LEAST_ARRIVALS = 20
 _LEAST_SPAN_S = 3600.0
-"""A rate is one of an hour at least: a hundred jobs that came in five seconds are a batch, and no rate of what comes."""
+"""A rate is one of an hour at least: a hundred jobs that came in five seconds are a batch and no rate."""
 _MOST_ARRIVALS = 400_000
 """Bound on futures x jobs that may come. Whoever waits behind so many waits long, and a pass has to end."""
 
