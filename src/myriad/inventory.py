@@ -45,6 +45,8 @@ except ImportError:  # pragma: no cover
     _AnsibleOrigin = None
 
 _ADDRESS = "ansible_host"
+_NEVER_SECRET = ("myriad_pools", "myriad_teams")
+"""What every description has. Where it is missing, a file that cannot be read may hold it."""
 _YAML_SUFFIXES = {".yml", ".yaml", ".json"}
 
 
@@ -97,6 +99,7 @@ class _Reader:
         self.folders = {kind: tuple(self.variable_folders(kind)) for kind in ("group_vars", "host_vars")}
         self.definitions = Definitions()
         self.bad_files: set[str] = set()
+        self.encrypted: list[Path] = []
         self.file_cache: dict[tuple[str, str], dict[str, Any]] = {}
         self.merged_groups: dict[tuple[str, ...], dict[str, Any]] = {}
 
@@ -178,6 +181,7 @@ class _Reader:
                     continue
                 try:
                     if is_vault_file(path):
+                        self.encrypted.append(path)
                         continue
                     problems, readable = scan_variables(path, self.shown(path))
                 except OSError as error:
@@ -285,6 +289,15 @@ class _Reader:
             resolved = self.template(value, described, path)
             if resolved is not _UNREADABLE:
                 self.raw.variables[str(name)] = _plain(resolved)
+
+        for name in _NEVER_SECRET if self.encrypted else ():
+            if name not in described:
+                self.raw.complete = False
+                file = self.shown(self.encrypted[0])
+                message = (
+                    f"is nowhere in the open, and {file} is encrypted as a whole; write the description in the open"
+                )
+                self.raw.problems.append(Problem("encrypted", message, key=name, origin=Origin(file)))
 
     def note_origins(self, path: KeyPath, key: Any, value: Any) -> None:
         # The key's own place is the line that a person looks for; the value may begin on a later one.

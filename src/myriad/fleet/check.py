@@ -284,6 +284,10 @@ class _Hosts:
         self.hosts: dict[str, model.Host] = {}
         self.problems: list[Problem] = []
         self.levels = parts.cluster.topology_levels
+        # Where the levels were refused the usual ones stand in, and nobody's place is wrong by them.
+        self.levels_are_known = not any(
+            problem.key in ("myriad_cluster", "myriad_cluster.topology_levels") for problem in parts.problems
+        )
 
     def check(self) -> list[Problem]:
         unused: list[RawHost] = []
@@ -346,6 +350,9 @@ class _Hosts:
                 host, "address", f"ansible_host is {names.show(value)}; write an address", variable="ansible_host"
             )
             return host.name
+        fault = names.address_fault(value) if "ansible_host" in host.variables else None
+        if fault is not None:
+            self.report(host, "address", f'ansible_host "{value}" {fault}', variable="ansible_host")
         return str(value)
 
     def pool(self, host: RawHost) -> str | None:
@@ -394,7 +401,7 @@ class _Hosts:
             return ()
         steps = tuple(value.split("/"))
         fault: str | None = None
-        if len(steps) != len(self.levels):
+        if len(steps) != len(self.levels) and self.levels_are_known:
             fault = (
                 f"has {len(steps)} level{'s' if len(steps) != 1 else ''}; "
                 f"topology_levels needs {len(self.levels)} ({wanted})"
@@ -414,7 +421,7 @@ class _Hosts:
             )
             return ()
         self.check_location_is_single(host)
-        return steps
+        return steps if len(steps) == len(self.levels) else ()
 
     def check_location_is_single(self, host: RawHost) -> None:
         """A host that two groups place differently is listed in two racks."""
@@ -450,7 +457,7 @@ class _Hosts:
         by_name: dict[str, str] = {}
         for name, host in self.hosts.items():
             raw = self.raw.hosts[name]
-            first = by_address.setdefault(host.address, name)
+            first = by_address.setdefault(names.address_key(host.address), name)
             twin = by_name.setdefault(names.zero_padding_key(name), name)
             if first != name and first == twin:
                 self.report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -70,6 +71,30 @@ def extended_resource_fault(name: Any) -> str | None:
     if not isinstance(name, str) or not _EXTENDED_RESOURCE.match(name) or len(name.partition("/")[2]) > MAX_NAME:
         return f'is {show(name)}; an extended resource is written domain/name, for example "nvidia.com/gpu"'
     return None
+
+
+def address_fault(address: str) -> str | None:
+    """Why text cannot be the address of a machine; None when it can: an IP address, or a name.
+
+    Four numbers with dots are an IPv4 address or nothing: `10.0.0.256` is no name that any resolver knows.
+    """
+    if re.fullmatch(r"\d+(\.\d+)*", address) and _ip(address) is None:
+        return "is no IPv4 address: four numbers from 0 to 255, with dots"
+    if re.search(r"\s", address):
+        return "has a space in it"
+    return None
+
+
+def address_key(address: str) -> str:
+    """What is equal for two ways to write one address: `2001:DB8:0::1`, `2001:db8::1`; `Gpu1.lan.`, `gpu1.lan`."""
+    return _ip(address) or address.lower().rstrip(".")
+
+
+def _ip(text: str) -> str | None:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
 
 
 def zero_padding_key(name: str) -> str:

@@ -215,3 +215,43 @@ def test_a_path_may_hold_a_comma(tmp_path: Path) -> None:
     assert told(site(folder, INI % "gpu1 myriad_location=r1")) == []
     assert set(read_inventory(folder).hosts) == {"cp1", "gpu1"}
     assert set(read_inventory("gpu1,gpu2").hosts) == {"gpu1", "gpu2"}
+
+
+def test_a_description_in_an_encrypted_file_is_not_taken_for_a_site_without_teams(tmp_path: Path) -> None:
+    """A site run would take the queues of all teams away."""
+    vault = "$ANSIBLE_VAULT;1.1;AES256\n33363965326261303234\n"
+    site(tmp_path, INI % "gpu1 myriad_location=r1", more={"group_vars/all/teams.yml": vault})
+    (tmp_path / "group_vars" / "all.yml").rename(tmp_path / "group_vars" / "all" / "site.yml")
+    assert told(tmp_path) == [], "secrets beside a description that is whole are left alone"
+    (tmp_path / "group_vars" / "all" / "site.yml").write_text(SITE.partition("myriad_teams")[0])
+    (sentence,) = told(tmp_path)
+    assert sentence.startswith(": myriad_teams: is nowhere in the open, and ")
+    assert "teams.yml is encrypted as a whole" in sentence
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("10.0.0.256", 'ansible_host "10.0.0.256" is no IPv4 address'),
+        ("10.0.1", 'ansible_host "10.0.1" is no IPv4 address'),
+        ("10.0.0.2 ", "has a space in it"),
+        ("2001:DB8:0::1", "has the address 2001:DB8:0::1, which gpu1 has too"),
+        ("Node.Example.com.", None),
+        ("fe80::1%eth0", None),
+    ],
+)
+def test_addresses_are_compared_as_what_they_are(tmp_path: Path, address: str, said: str | None) -> None:
+    hosts = f"gpu1 myriad_location=r1 ansible_host=2001:db8::1\ngpu2 myriad_location=r1 ansible_host='{address}'"
+    sentences = told(site(tmp_path, INI % hosts))
+    assert len(sentences) == (said is not None) and (said is None or said in sentences[0])
+    twice = f"gpu1 myriad_location=r1 ansible_host=node.example.com\ngpu2 myriad_location=r1 ansible_host='{address}'"
+    (tmp_path / "hosts").write_text(INI % twice)
+    assert any("which gpu1 has too" in sentence for sentence in told(tmp_path)) == address.startswith("Node")
+
+
+@pytest.mark.parametrize("levels", ["rack", "[]", "7"])
+def test_levels_that_were_refused_make_no_place_wrong(tmp_path: Path, levels: str) -> None:
+    text = SITE.replace("[rack]", levels)
+    site(tmp_path, INI % "gpu1 myriad_location=r1", more={"group_vars/all.yml": text})
+    (sentence,) = told(tmp_path)
+    assert sentence.startswith("1: myriad_cluster.topology_levels: is ")
