@@ -30,6 +30,7 @@ from myriad.images.context import BuildContext, BuildEvent, read_record, write_r
 from myriad.images.frozen import Deb, deb_of, frozen_sources, read_frozen
 from myriad.images.layer import Entry, Kind, directory, file_from_bytes, from_tar, write_tar
 from myriad.images.oci import Blob, Layer, canonical_json, open_layer, sha256_digest, write_layer
+from myriad.images.rootfs_advice import KEYRING_HINT, advice
 from myriad.stack.fetch import FetchError
 from myriad.stack.store import Store
 
@@ -41,7 +42,6 @@ DEBIAN_SOURCES = (
     "deb http://deb.debian.org/debian-security bookworm-security main",
 )
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_KEYRING_HINT = "apt-get install debian-archive-keyring (it is in Debian and in Ubuntu), or name another keyring"
 
 # Left by every installation, different each time or for each machine, or made anew by what runs the image.
 # Directories stay.
@@ -439,7 +439,7 @@ def _run_mmdebstrap(ctx: BuildContext, recipe: Recipe, archive: Path) -> None:
             f"mmdebstrap could not make the root file system {recipe.name!r} (exit {process.returncode}): "
             + " | ".join(last),
             where=str(log),
-            hint="look at the log; unreachable mirrors are set by apt_sources, a missing signature by " + _KEYRING_HINT,
+            hint=advice(last, user=os.environ.get("USER", str(os.getuid()))),
         )
 
 
@@ -454,7 +454,7 @@ def apt_sources(ctx: BuildContext, *, etc: Path = Path("/etc")) -> tuple[str, ..
     keyring = ctx.apt_keyring or KEYRING
     if not keyring.is_file():
         raise InputError(
-            "the keyring that verifies Debian's packages is missing", where=str(keyring), hint=_KEYRING_HINT
+            "the keyring that verifies Debian's packages is missing", where=str(keyring), hint=KEYRING_HINT
         )
     return tuple(
         source if "[" in source else source.replace("deb ", f"deb [signed-by={keyring}] ", 1) for source in sources

@@ -23,6 +23,7 @@ from myriad.images.rootfs import (
     machine_sources,
     recipe_entries,
 )
+from myriad.images.rootfs_advice import advice
 from myriad.stack.fetch import FetchError
 
 
@@ -140,6 +141,24 @@ def test_a_failed_installation_shows_the_last_lines_and_the_log(
         build_base_layer(replace(ctx, apt_keyring=keyring))
     assert "no such mirror" in Path(caught.value.where or "").read_text()
     assert not list((ctx.cache_dir / "layers").glob("*")), "a failure is not remembered"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "E: unable to pick chroot mode automatically (use --mode for manual selection)",
+            ["apt-get install uidmap", "range of ids for ada in /etc/subuid and /etc/subgid", "run it as root"],
+        ),
+        ("W: cannot find newuidmap", ["apt-get install uidmap"]),
+        ("tar: write error: No space left on device", ["TMPDIR"]),
+        ("W: GPG error: http://a.example bookworm InRelease: NO_PUBKEY 0E98404D386FA1D9", ["debian-archive-keyring"]),
+        ("E: Failed to fetch http://a.example/x.deb", ["look at the log; unreachable mirrors"]),
+    ],
+)
+def test_a_failure_of_mmdebstrap_comes_with_what_to_do(line: str, words: list[str]) -> None:
+    told = advice(["I: running apt-get update...", line], user="ada")
+    assert all(word in told for word in words), told
 
 
 def test_without_mmdebstrap_the_package_is_named(
