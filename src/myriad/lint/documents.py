@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ Json = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
 _MERGE_KEY = "<<"
+_BYTE_ORDER_MARK = re.compile("^\ufeff+", re.MULTILINE)
+#: Lists within lists; nobody writes more than one, and an alias can make it endless.
+_DEEPEST = 8
 #: Keys by which a Volcano scheduler configuration that stands alone (no ConfigMap around it) is known.
 _VOLCANO_KEYS = frozenset({"actions", "tiers"})
 #: Kind given to it, so that rules find it like any other.
@@ -138,22 +142,29 @@ def is_volcano_configuration(body: Mapping[str, Any]) -> bool:
     return "kind" not in body and set(body) <= _VOLCANO_KEYS | {"configurations", "metrics"} and "actions" in body
 
 
-def _flatten(document: Document) -> Iterator[Document]:
+def _flatten(document: Document, depth: int = 0) -> Iterator[Document]:
     body = document.body
-    items = body.get("items")
-    if str(body.get("kind", "")).endswith("List") and isinstance(items, list):
-        for index, item in enumerate(items):
-            inner = document.part(("items", index), item)
-            if not isinstance(item, dict):
-                raise _not_an_object(item, document.file, document.line(("items", index)))
-            yield from _flatten(inner)
-    else:
+    kind, items = str(body.get("kind", "")), body.get("items")
+    if not kind.endswith("List") or not (isinstance(items, list) or ("items" in body and items is None)):
         yield document
+        return
+    if depth > _DEEPEST:
+        raise InputError(
+            "holds a list within a list without end",
+            where=_where(document.file, document.line()),
+            hint="write the objects one after the other, with --- between them",
+        )
+    # The API server writes what all items of a JobList are only once, in the list.
+    shared = {"apiVersion": body.get("apiVersion"), "kind": kind.removesuffix("List")} if kind != "List" else {}
+    for index, item in enumerate(items or ()):
+        if not isinstance(item, dict):
+            raise _not_an_object(item, document.file, document.line(("items", index)))
+        yield from _flatten(document.part(("items", index), {**shared, **item}), depth + 1)
 
 
 def _parse(text: str, file: str, offset: int) -> Iterator[Document]:
-    if text.startswith("\ufeff"):
-        text = text[1:]
+    # Each of several files that were joined brings its own mark.
+    text = _BYTE_ORDER_MARK.sub("", text)
     parsed = _parse_json(text, file, offset) if text.lstrip()[:1] in ("{", "[") else None
     for document in parsed if parsed is not None else _parse_yaml(text, file, offset):
         if document.body is None:

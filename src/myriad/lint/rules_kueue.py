@@ -63,13 +63,15 @@ def everybody_admitted(scene: Scene) -> Iterator[Raw]:
     quota."""
     for queue in scene.given(CQ):
         selector = queue.spec.get("namespaceSelector")
-        if isinstance(selector, dict) and not selector.get("matchLabels") and not selector.get("matchExpressions"):
+        if isinstance(selector, dict) and selects_all(selector):
+            written = (
+                "selects" if mapping(selector, "matchLabels") or rows(selector, "matchExpressions") else "{} selects"
+            )
             yield Raw(
                 queue,
                 ("spec", "namespaceSelector"),
-                "admits everybody (namespaceSelector {} selects every namespace): whoever has a LocalQueue "
-                "that leads here "
-                "spends this quota",
+                f"admits everybody (namespaceSelector {written} every namespace): whoever has a LocalQueue "
+                "that leads here spends this quota",
                 "select the team's namespaces: matchLabels: {myriad.dev/team: TEAM}",
             )
 
@@ -107,6 +109,15 @@ def nobody_admitted(scene: Scene) -> Iterator[Raw]:
                 f"{namespace.name}: its jobs wait for ever",
                 "label the namespace as the selector wants, or use the queue of its own team",
             )
+
+
+def selects_all(selector: Json) -> bool:
+    """Whether a selector of namespaces leaves none out: it is empty, or asks only for the label that each has."""
+    if mapping(selector, "matchLabels"):
+        return False
+    terms = rows(selector, "matchExpressions")
+    each_has = {"key": "kubernetes.io/metadata.name", "operator": "Exists"}
+    return all({k: v for k, v in term.items() if k in each_has} == each_has for _, term in terms)
 
 
 def selects(selector: Json, labels: Json) -> bool:

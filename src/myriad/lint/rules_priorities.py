@@ -8,8 +8,8 @@ from decimal import Decimal
 
 from myriad.lint.rule import Raw, rule
 from myriad.lint.rules_kueue import CQ, flavors_of
-from myriad.lint.scene import Scene, Thing, get, mapping, number, plain, rows, text
-from myriad.lint.works import is_accelerator, works
+from myriad.lint.scene import KeyPath, Scene, Thing, get, mapping, number, plain, rows, text
+from myriad.lint.works import Work, groups_of_work, is_accelerator, works
 
 
 @rule(
@@ -69,22 +69,35 @@ def two_priorities(scene: Scene) -> Iterator[Raw]:
         # A shield relabels a running job for a while; its pods keep the class that it came with.
         wanted = text(work.thing.labels, "kueue.x-k8s.io/priority-class").removesuffix("-shielded")
         own = scene.find("WorkloadPriorityClass", wanted) if wanted else None
-        for pods in work.gpu_pods if own is not None else ():
-            name = text(pods.spec, "priorityClassName")
+        for thing, path in _pod_priorities(scene, work) if own is not None else ():
+            name = text(thing.body, *path)
             mirror_of = scene.find("PriorityClass", name) if name else None
             if (
                 own is not None
                 and mirror_of is not None
                 and number(own.body.get("value")) != number(mirror_of.body.get("value"))
             ):
+                whose = f" (PodGroup {thing.name})" if thing is not work.thing else ""
                 yield Raw(
-                    work.thing,
-                    (*pods.path, "spec", "priorityClassName"),
+                    work.thing if not thing.given else thing,
+                    path,
                     f"stands in Kueue's queue with {wanted} ({own.body.get('value')}) and before the scheduler with "
-                    f"{name} ({mirror_of.body.get('value')}): what Kueue admits first can be bound last, or evicted",
+                    f"{name} ({mirror_of.body.get('value')}){whose}: what Kueue admits first can be bound last, or "
+                    "evicted",
                     f"name the PriorityClass {wanted} too, or none",
                 )
                 break
+
+
+def _pod_priorities(scene: Scene, work: Work) -> Iterator[tuple[Thing, KeyPath]]:
+    """Where the schedulers' priority of a job may stand: its pods, its gang's policy, its PodGroup."""
+    for pods in work.gpu_pods:
+        yield work.thing, (*pods.path, "spec", "priorityClassName")
+    yield work.thing, ("spec", "runPolicy", "schedulingPolicy", "priorityClass")
+    if work.kind == "VolcanoJob":
+        yield work.thing, ("spec", "priorityClassName")
+    for group in groups_of_work(scene, work):
+        yield group, ("spec", "priorityClassName")
 
 
 @rule(
@@ -151,6 +164,7 @@ def quota_above_capacity(scene: Scene) -> Iterator[Raw]:
                 target,
                 ("metadata", "name"),
                 f"is promised for {plain(quota)} {resource_name} (the nominal quotas of flavor {name}), and its "
-                f"{len(nodes)} nodes offer {plain(have)} now: {plain(quota - have)} of the quota cannot be honoured",
+                f"{len(nodes)} node{' offers' if len(nodes) == 1 else 's offer'} {plain(have)} now: "
+                f"{plain(quota - have)} of the quota cannot be honoured",
                 "lower quotas, or bring the missing GPUs back (`myriad status`, `myriad gate`)",
             )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from myriad.lint.rule import Raw, rule
-from myriad.lint.scene import QUEUE_LABEL, Scene, get, number, plain, rows, text
-from myriad.lint.words import JOBS, gpus_words, unit
+from myriad.lint.scene import QUEUE_LABEL, Scene, Thing, get, mapping, plain, rows, text, texts
+from myriad.lint.shares import Key, Share, cohort_name, lenders_read, shares_of
+from myriad.lint.words import JOBS, amount, asked, bare_amount, gpus_words, unit
 from myriad.lint.works import (
     FRAMEWORKS,
     VOLCANO,
+    Pods,
     Work,
     gpu_works,
+    is_accelerator,
+    least_of,
     smallest,
     works,
 )
@@ -30,15 +34,19 @@ def no_queue_label(scene: Scene) -> Iterator[Raw]:
     """Kueue leaves a job alone that names no queue: it starts outside every quota, and Kueue goes on to promise its
     GPUs to others, whose pods then stay Pending. With manageJobsWithoutQueueName it never starts at all."""
     held = any(c.body.get("manageJobsWithoutQueueName") is True for c in scene.kueue_configurations)
+    defaults = {queue.namespace for queue in scene.of("LocalQueue") if queue.name == "default"}
     for work in gpu_works(scene):
         if work.kind == "VolcanoJob" or work.queue:
             continue
-        if any(queue.name == "default" and queue.namespace == work.thing.namespace for queue in scene.of("LocalQueue")):
+        if work.thing.namespace in defaults:
             continue  # Kueue gives the namespace's LocalQueue `default` to a job that names none.
+        noted = QUEUE_LABEL in work.thing.annotations
         inner = next((p for p in work.pods if text(p.template, "metadata", "labels", QUEUE_LABEL)), None)
         misplaced = inner is not None and work.kind != "Pod"
         if misplaced:
             said = "names its queue in the pod template, where Kueue does not look for it"
+        elif noted:
+            said = f"names its queue in an annotation, and Kueue reads the label {QUEUE_LABEL}"
         else:
             said = f"names no queue (no label {QUEUE_LABEL})"
         gpus = gpus_words(work)
@@ -69,22 +77,21 @@ def queue_not_found(scene: Scene) -> Iterator[Raw]:
     """The job stays suspended for ever with the reason that its LocalQueue does not exist."""
     if not scene.knows("LocalQueue"):
         return
+    named: dict[str, list[str]] = {}
     for work in works(scene):
         if not work.queue or scene.find("LocalQueue", work.queue, work.thing.namespace):
             continue
-        names = sorted(
-            {
-                q.name
-                for q in scene.of("LocalQueue")
-                if not q.namespace or not work.thing.namespace or q.namespace == work.thing.namespace
-            }
-        )
+        own = work.thing.namespace
+        if own not in named:
+            every = scene.of("LocalQueue")
+            named[own] = sorted({q.name for q in every if not q.namespace or not own or q.namespace == own})
+        names = named[own]
         where = f"namespace {work.thing.namespace}" if work.thing.namespace else "what was read"
         yield Raw(
             work.thing,
             work.queue_at,
             f"names the queue {work.queue}, and there is no such LocalQueue in {where}: it stays suspended for ever",
-            f"name one of {', '.join(names)}" if names else "make a LocalQueue there, or move the job",
+            f"name one of {', '.join(names[:8])}" if names else "make a LocalQueue there, or move the job",
         )
 
 
@@ -121,58 +128,83 @@ def queue_never_fits(scene: Scene) -> Iterator[Raw]:
     for work in works(scene):
         local = scene.find("LocalQueue", work.queue, work.thing.namespace) if work.queue else None
         queue = scene.find("ClusterQueue", text(local.spec, "clusterQueue")) if local else None
-        if queue is None:
+        if queue is not None:
+            yield from _never_fits(scene, work, queue)
+
+
+def _never_fits(scene: Scene, work: Work, queue: Thing) -> Iterator[Raw]:
+    shares = shares_of(scene, queue)
+    needed = smallest(work)
+    by_resource: dict[str, list[Share]] = defaultdict(list)
+    for (_, resource), share in shares.items():
+        by_resource[resource].append(share)
+    for resource in sorted(by_resource, key=lambda name: not is_accelerator(name)):
+        members = by_resource[resource]
+        need = needed.get(resource, Decimal(0))
+        bounds = [share.most for share in members if share.most is not None]
+        sure = len(bounds) == len(members) and need > sum(bounds, Decimal(0))
+        limit = sum(bounds, Decimal(0)) if sure else sum((share.read for share in members), Decimal(0))
+        if need <= 0 or (not sure and (need <= limit or not lenders_read(scene, queue))):
             continue
-        needed = smallest(work)
-        for resource, most, how in most_of(scene, queue.name):
-            need = needed.get(resource, Decimal(0))
-            if need > most:
-                pods = next((p for p in work.pods if p.requests.get(resource)), work.pods[0])
-                at_least = "" if needed == work.total else "at least "
-                shown = plain(need) if at_least else work.arithmetic(resource)
+        pods = next((p for p in work.pods if p.requests.get(resource)), work.pods[0])
+        at_least = "" if needed == work.total else "at least "
+        shown = amount(resource, need) if at_least or resource == "memory" else asked(work, resource)
+        how = members[0].how if len(members) == 1 else f"{plain(limit)} in all its flavors"
+        most = bare_amount(resource, limit)
+        yield Raw(
+            work.thing,
+            pods.counted_at,
+            f"asks for {at_least}{shown}, and "
+            + (
+                f"ClusterQueue {queue.name} never gives more than {most} ({how}): it waits for ever"
+                if sure
+                else f"the queues that were read let ClusterQueue {queue.name} have {most} at most: unless there are "
+                f"others in cohort {cohort_name(queue)}, it waits for ever"
+            ),
+            "ask for less, or have the quota or the borrowing limit raised",
+            None if sure else "warning",
+        )
+        return
+    yield from _no_single_flavor(scene, work, queue, shares)
+
+
+def _no_single_flavor(scene: Scene, work: Work, queue: Thing, shares: Mapping[Key, Share]) -> Iterator[Raw]:
+    """Kueue takes all pods of one shape from one flavor: what is left over in several does not add up."""
+    for _, group in rows(queue.spec, "resourceGroups"):
+        names = list(dict.fromkeys(text(flavor, "name") for _, flavor in rows(group, "flavors")))
+        covered = [name for name in texts(group, "coveredResources") if is_accelerator(name)]
+        for resource in covered:
+            given = [shares[name, resource] for name in names if (name, resource) in shares]
+            if len(names) < 2 or any(share.most is None for share in given):
+                continue
+            for pods in work.pods:
+                need = pods.requests.get(resource, Decimal(0)) * least_of(work, pods)
+                open_to = {n: s for n in names if (s := shares.get((n, resource))) and _may_use(scene, pods, n)}
+                if need <= 0 or any(need <= (s.most or Decimal(0)) for s in open_to.values()):
+                    continue
+                shown = ", ".join(
+                    f"{name} {bare_amount(resource, s.most or Decimal(0))}" for name, s in open_to.items()
+                )
+                whose = f" ({pods.name})" if pods.name else ""
+                each, count = pods.requests.get(resource, Decimal(0)), least_of(work, pods)
                 yield Raw(
                     work.thing,
                     pods.counted_at,
-                    f"asks for {at_least}{shown} {unit(resource)}, and ClusterQueue {queue.name} never gives more "
-                    f"than {plain(most)} ({how}): it waits for ever",
-                    "ask for less, or have the quota or the borrowing limit raised",
+                    f"asks for {count} x {plain(each)} = {plain(need)} {unit(resource)} for pods of one shape{whose}, "
+                    f"and no flavor of ClusterQueue {queue.name} that they may use gives so many "
+                    f"({shown or 'none fits their nodeSelector'}): Kueue takes all of them from one flavor, so it "
+                    "waits for ever",
+                    "ask for less, put the quota into one flavor, or split the job",
                 )
-                break
+                return
 
 
-def most_of(scene: Scene, queue_name: str) -> list[tuple[str, Decimal, str]]:
-    """The most that a ClusterQueue can give of each resource with a bound, and how that comes about."""
-    queue = scene.find("ClusterQueue", queue_name)
-    if queue is None:
-        return []
-    cohort = text(queue.spec, "cohortName") or text(queue.spec, "cohort")
-    most: dict[str, Decimal] = {}
-    unbound: set[str] = set()
-    how: dict[str, str] = {}
-    for _, group in rows(queue.spec, "resourceGroups"):
-        for _, flavor in rows(group, "flavors"):
-            for _, resource in rows(flavor, "resources"):
-                name, nominal = text(resource, "name"), number(resource.get("nominalQuota"))
-                limit = number(resource.get("borrowingLimit"))
-                if nominal is None:
-                    continue
-                if cohort and limit is None:
-                    unbound.add(name)
-                borrow = limit if cohort and limit is not None else Decimal(0)
-                most[name] = most.get(name, Decimal(0)) + nominal + borrow
-                if name in how:
-                    how[name] = f"{plain(most[name])} in all its flavors"
-                elif cohort:
-                    how[name] = f"{plain(nominal)} of its own and {plain(borrow)} borrowed"
-                else:
-                    how[name] = "its nominal quota; it is in no cohort that lends"
-    if "ClusterQueue" in scene.sure:
-        # Who may borrow without a limit still gets no more than the whole cohort has.
-        for name in sorted(unbound):
-            most[name] = _of_cohort(scene, cohort, name)
-            how[name] = f"the whole cohort {root_of(scene, cohort)} has no more"
-        unbound.clear()
-    return [(name, value, how[name]) for name, value in most.items() if name not in unbound]
+def _may_use(scene: Scene, pods: Pods, flavor: str) -> bool:
+    """Whether a flavor's nodes are among those that the pods select."""
+    found = scene.find("ResourceFlavor", flavor)
+    labels = mapping(found.spec, "nodeLabels") if found is not None else {}
+    wanted = mapping(pods.spec, "nodeSelector")
+    return all(key not in labels or labels[key] == value for key, value in wanted.items())
 
 
 @rule(
@@ -234,39 +266,3 @@ def job_kind_unmanaged(scene: Scene) -> Iterator[Raw]:
                     "every quota",
                     f'add "{name}" to integrations.frameworks of Kueue\'s configuration, and restart Kueue',
                 )
-
-
-def root_of(scene: Scene, cohort: str) -> str:
-    """The cohort at the top of the tree that a cohort is in."""
-    seen: set[str] = set()
-    while cohort not in seen:
-        seen.add(cohort)
-        above = scene.find("Cohort", cohort)
-        parent = text(above.spec, "parentName") if above is not None else ""
-        if not parent:
-            break
-        cohort = parent
-    return cohort
-
-
-def _of_cohort(scene: Scene, cohort: str, resource: str) -> Decimal:
-    """All nominal quota of a resource in the tree of a cohort; summed once for each tree."""
-    root = root_of(scene, cohort)
-    key = f"cohort {root} {resource}"
-    kept = scene.recall(key)
-    if isinstance(kept, Decimal):
-        return kept
-    total = Decimal(0)
-    for holder in scene.of("ClusterQueue", "Cohort"):
-        name = (
-            holder.name if holder.kind == "Cohort" else text(holder.spec, "cohortName") or text(holder.spec, "cohort")
-        )
-        if not name or root_of(scene, name) != root:
-            continue
-        for _, group in rows(holder.spec, "resourceGroups"):
-            for _, flavor in rows(group, "flavors"):
-                for _, row in rows(flavor, "resources"):
-                    if text(row, "name") == resource:
-                        total += number(row.get("nominalQuota")) or Decimal(0)
-    scene.remember(key, total)
-    return total

@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from myriad.lint.rule import Raw, rule
-from myriad.lint.scene import Scene, get, mapping, number, plain, rows, text
+from myriad.lint.scene import Scene, Thing, get, mapping, number, plain, rows, text
 from myriad.lint.words import JOBS, amount, unit
 from myriad.lint.works import (
+    Pods,
+    Work,
+    amounts,
     gpu_works,
     is_accelerator,
     is_slice,
+    least_of,
     works,
 )
+
+#: The highest priority that is not the system's own.
+_MOST_PRIORITY = 1_000_000_000
 
 
 @rule(
@@ -47,7 +54,7 @@ def bad_quantity(scene: Scene) -> Iterator[Raw]:
                             yield Raw(
                                 work.thing,
                                 where,
-                                f"asks for {name} {said!r}, which is no quantity: the API server refuses it",
+                                f"asks for {name} {said!r}, which is {_fault(found)}: the API server refuses it",
                                 "write a number with an optional suffix, such as 8, 500m or 16Gi",
                             )
                         elif is_accelerator(name) and found != int(found):
@@ -60,7 +67,22 @@ def bad_quantity(scene: Scene) -> Iterator[Raw]:
     yield from _bad_quotas(scene)
 
 
+def _fault(found: Decimal | None) -> str:
+    return "no quantity" if found is None else "below 0"
+
+
 def _bad_quotas(scene: Scene) -> Iterator[Raw]:
+    for each in scene.given("PriorityClass", "WorkloadPriorityClass"):
+        value = each.body.get("value")
+        most = _MOST_PRIORITY if each.kind == "PriorityClass" and not each.name.startswith("system-") else 2**31 - 1
+        if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value <= most:
+            yield Raw(
+                each,
+                ("value",) if "value" in each.body else (),
+                f"has {'no value' if value is None else f'the value {value!r}'}, and a priority is a whole number of "
+                f"{most:,} at most: the API server refuses it",
+                "write value: 1000",
+            )
     for queue in scene.given("Queue"):
         for field in ("capability", "deserved"):
             for name, said in mapping(queue.spec, field).items():
@@ -69,7 +91,7 @@ def _bad_quotas(scene: Scene) -> Iterator[Raw]:
                     yield Raw(
                         queue,
                         ("spec", field, name),
-                        f"has {field} {name} {said!r}, which is no quantity",
+                        f"has {field} {name} {said!r}, which is {_fault(found)}: the queue is refused",
                         "write a number such as 64",
                     )
     for queue in scene.given("ClusterQueue", "Cohort"):
@@ -84,7 +106,7 @@ def _bad_quotas(scene: Scene) -> Iterator[Raw]:
                             shown = (
                                 "no nominalQuota"
                                 if missing
-                                else f"{field} {resource.get(field)!r}, which is no quantity,"
+                                else f"{field} {resource.get(field)!r}, which is {_fault(found)},"
                             )
                             yield Raw(
                                 queue,
@@ -251,6 +273,83 @@ def pod_fits_no_node(scene: Scene) -> Iterator[Raw]:
                 "split it into smaller pods",
             )
             break
+
+
+@rule(
+    "gang-fits-no-nodes",
+    "error",
+    "a gang asks for more pods than all its nodes hold",
+    looks_at=f"{JOBS}, Node, ResourceFlavor",
+    sources=("volcano#665", "volcano#4617", "kueue#706"),
+)
+def gang_fits_no_nodes(scene: Scene) -> Iterator[Raw]:
+    """Counted node by node on empty nodes, of those that the pods and their flavor select: what does not fit then
+    never does, whatever the quota says."""
+    nodes = scene.of("Node")
+    by_selector: dict[frozenset[tuple[str, object]], list[tuple[dict[str, Decimal], int]]] = {}
+    for work in gpu_works(scene) if nodes else ():
+        shapes: dict[tuple[frozenset[tuple[str, object]], tuple[tuple[str, Decimal], ...]], int] = {}
+        for pods in work.gpu_pods:
+            selector = _selected(scene, work, pods)
+            if selector not in by_selector:
+                by_selector[selector] = _offered(nodes, selector)
+            need = tuple(sorted((n, v) for n, v in pods.requests.items() if v > 0))
+            shapes[selector, need] = shapes.get((selector, need), 0) + least_of(work, pods)
+        for (selector, need), count in shapes.items():
+            offered = by_selector[selector]
+            known = {name for shape, _ in offered for name in shape}
+            needs = [(n, v) for n, v in need if n in known or is_accelerator(n)]
+            hold = sum(each * min(int(shape.get(n, 0) // v) for n, v in needs) for shape, each in offered)
+            labels = ", ".join(sorted(f"{k}={v}" for k, v in selector))
+            if (offered and not hold) or hold >= count:
+                continue  # Where no node holds a single pod, `pod-fits-no-node` says so.
+            which = f" with {labels}" if labels else ""
+            if not offered:
+                message = f"wants nodes{which}, and no node has that: it stays Pending"
+                change = "correct nodeSelector, or label the nodes"
+            else:
+                machines = sum(each for _, each in offered)
+                message = (
+                    f"asks for {count} pods of {', '.join(amount(n, v) for n, v in needs)}, and the "
+                    f"{machines} node{'' if machines == 1 else 's'}{which} can hold {hold} of them with nothing else "
+                    "running: "
+                    "the gang waits for ever"
+                )
+                change = f"ask for {hold} pod{'' if hold == 1 else 's'} at most, or for nodes of another pool"
+            yield Raw(
+                work.thing, work.gpu_pods[0].counted_at, message, change, None if "Node" in scene.sure else "warning"
+            )
+            break
+
+
+def _selected(scene: Scene, work: Work, pods: Pods) -> frozenset[tuple[str, object]]:
+    """Labels of the nodes that pods may stand on: their nodeSelector, and what the one flavor of their queue adds."""
+    wanted = {str(k): v for k, v in mapping(pods.spec, "nodeSelector").items() if isinstance(v, str)}
+    local = scene.find("LocalQueue", work.queue, work.thing.namespace) if work.queue else None
+    queue = scene.find("ClusterQueue", text(local.spec, "clusterQueue")) if local is not None else None
+    names = {
+        text(flavor, "name")
+        for _, group in (rows(queue.spec, "resourceGroups") if queue is not None else ())
+        for _, flavor in rows(group, "flavors")
+        if any(text(row, "name") in pods.accelerators for _, row in rows(flavor, "resources"))
+    }
+    flavor_of = scene.find("ResourceFlavor", names.pop()) if len(names) == 1 else None
+    labels = mapping(flavor_of.spec, "nodeLabels") if flavor_of is not None else {}
+    return frozenset({**{str(k): v for k, v in labels.items() if isinstance(v, str)}, **wanted}.items())
+
+
+def _offered(nodes: list[Thing], selector: frozenset[tuple[str, object]]) -> list[tuple[dict[str, Decimal], int]]:
+    """What selected nodes have when all of it works, and how many are alike."""
+    found: dict[tuple[tuple[str, Decimal], ...], int] = {}
+    for node in nodes:
+        if all(node.labels.get(key) == value for key, value in selector):
+            has = amounts(mapping(node.body, "status", "allocatable"))
+            for name, value in amounts(mapping(node.body, "status", "capacity")).items():
+                has[name] = max(has.get(name, Decimal(0)), value) if is_accelerator(name) else has.get(name, value)
+            shape = tuple(sorted(has.items()))
+            if shape:
+                found[shape] = found.get(shape, 0) + 1
+    return [(dict(shape), count) for shape, count in found.items()]
 
 
 def node_shapes(scene: Scene) -> list[dict[str, Decimal]]:

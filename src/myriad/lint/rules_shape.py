@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from myriad.fleet.names import closest
-from myriad.lint.rule import Raw, rule
+from myriad.lint.rule import Raw, dotted, rule
 from myriad.lint.scene import KeyPath, Scene, get, mapping, number, rows, text, whole
 from myriad.lint.words import JOBS, gpus_words
 from myriad.lint.works import MIN_PARALLELISM, TRAINING_OPERATOR_KINDS, gpu_works, works
@@ -30,7 +30,12 @@ _FIELDS: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("kueue.x-k8s.io", "LocalQueue"): {"spec": "clusterQueue stopPolicy fairSharing"},
     ("kueue.x-k8s.io", "ResourceFlavor"): {"spec": "nodeLabels nodeTaints tolerations topologyName"},
     ("kueue.x-k8s.io", "Topology"): {"spec": "levels", "spec.levels.*": "nodeLabel"},
-    ("kueue.x-k8s.io", "Cohort"): {"spec": "parentName parent resourceGroups fairSharing"},
+    ("kueue.x-k8s.io", "Cohort"): {
+        "spec": "parentName resourceGroups fairSharing",
+        "spec.resourceGroups.*": "coveredResources flavors",
+        "spec.resourceGroups.*.flavors.*": "name resources",
+        "spec.resourceGroups.*.flavors.*.resources.*": _QUOTA,
+    },
     ("scheduling.volcano.sh", "Queue"): {
         "spec": "weight capability reclaimable extendClusters guarantee affinity type parent deserved priority "
         "dequeueStrategy",
@@ -52,6 +57,15 @@ _FIELDS: Mapping[tuple[str, str], Mapping[str, str]] = {
     },
 }
 
+#: Fields of the table that one version does not have, with what it is called there.
+_NOT_IN: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("ClusterQueue", "v1beta2"): {
+        "cohort": "cohortName",
+        "admissionChecks": "admissionChecksStrategy: {admissionChecks: [{name: CHECK}]}",
+    },
+    ("ClusterQueue", "v1beta1"): {"cohortName": "cohort", "concurrentAdmissionPolicy": "apiVersion v1beta2"},
+}
+
 
 @rule(
     "unknown-field",
@@ -67,17 +81,21 @@ def unknown_field(scene: Scene) -> Iterator[Raw]:
         for thing in scene.given(kind):
             if thing.group != group:
                 continue
+            version = text(thing.body, "apiVersion").rpartition("/")[2]
+            other_version = _NOT_IN.get((kind, version), {})
             for place, allowed in places.items():
                 names = allowed.split()
                 for path, body in _at(thing.body, tuple(place.split("."))):
                     for key in body:
-                        if not isinstance(key, str) or key in names:
+                        moved = other_version.get(key) if path == ("spec",) else None
+                        if not isinstance(key, str) or (key in names and not moved):
                             continue
-                        best = closest(key, names)
+                        best = moved or closest(key, names)
+                        of = f"{kind} of {version}" if moved else kind
                         yield Raw(
                             thing,
                             (*path, key),
-                            f"has the field {'.'.join(map(str, (*path, key)))}, which a {kind} does not have: it is "
+                            f"has the field {dotted((*path, key))}, which a {of} does not have: it is "
                             "dropped, and what it was meant for does not happen",
                             f"write {best}" if best else f"the fields here are {', '.join(names)}",
                         )
@@ -143,6 +161,15 @@ def elastic_size(scene: Scene) -> Iterator[Raw]:
                     f'set the annotation {EQUAL_COMPLETIONS}: "true", so that the number of ranks follows '
                     f"what was admitted",
                 )
+        scaled = {"RayCluster": ("spec",), "RayJob": ("spec", "rayClusterSpec")}.get(work.kind)
+        if scaled and work.queue and get(work.thing.body, *scaled, "enableInTreeAutoscaling") is True:
+            yield Raw(
+                work.thing,
+                (*scaled, "enableInTreeAutoscaling"),
+                "scales itself (enableInTreeAutoscaling) and stands in a queue of Kueue, which counts it once, when it "
+                "is admitted: Kueue refuses it",
+                "set enableInTreeAutoscaling: false and a fixed number of replicas",
+            )
         if work.kind in TRAINING_OPERATOR_KINDS and mapping(work.thing.spec, "elasticPolicy") and work.queue:
             yield Raw(
                 work.thing,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from myriad.lint.rule import Raw, rule
 from myriad.lint.rules_kueue import flavors_of, selects
 from myriad.lint.scene import Json, KeyPath, Scene, Thing, get, mapping, number, rows, text, whole
-from myriad.lint.works import Work, is_accelerator, works
+from myriad.lint.works import Work, groups_of_work, is_accelerator, works
 
 HOSTNAME = "kubernetes.io/hostname"
 PREFIX = "kueue.x-k8s.io/"
@@ -269,7 +269,7 @@ def two_topology_engines(scene: Scene) -> Iterator[Raw]:
     """Kueue's TAS pins each pod to a host. A hard HyperNode wish of Volcano can contradict that pin: permanently
     Pending."""
     for work in works(scene):
-        for holder, path in _network_topologies(scene, work):
+        for thing, holder, path in _network_topologies(scene, work):
             tas = [f.name for f in flavors_of_work(scene, work) if text(f.spec, "topologyName")]
             wish = next((n for p in work.pods for n in (REQUIRED, PREFERRED, UNCONSTRAINED) if n in p.annotations), "")
             if not tas and not wish:
@@ -280,10 +280,14 @@ def two_topology_engines(scene: Scene) -> Iterator[Raw]:
                 if tas
                 else f"the annotation {wish.removeprefix(PREFIX)} asks Kueue to place it"
             )
+            whose = f"has a PodGroup ({thing.name}) with" if thing is not work.thing and not thing.given else "has"
+            reason = (
+                f"{work.thing.title} is its job and {reason}" if thing is not work.thing and thing.given else reason
+            )
             yield Raw(
-                work.thing,
-                path,
-                f"has a networkTopology of Volcano, while {reason}: Kueue pins the hosts, "
+                thing if thing.given else work.thing,
+                path if thing.given else ("metadata", "name"),
+                f"{whose} a networkTopology of Volcano, while {reason}: Kueue pins the hosts, "
                 + (
                     "and the hard tier can contradict them, so it stays Pending for ever"
                     if hard
@@ -294,14 +298,16 @@ def two_topology_engines(scene: Scene) -> Iterator[Raw]:
             )
 
 
-def _network_topologies(scene: Scene, work: Work) -> Iterator[tuple[Json, KeyPath]]:
-    own = mapping(work.thing.spec, "networkTopology")
-    if own:
-        yield own, ("spec", "networkTopology")
-    for path in (("metadata", "annotations"),):
-        mode = text(work.thing.body, *path, "volcano.sh/network-topology-mode")
-        if mode:
-            yield {"mode": mode}, (*path, "volcano.sh/network-topology-mode")
+def _network_topologies(scene: Scene, work: Work) -> Iterator[tuple[Thing, Json, KeyPath]]:
+    """Volcano's topology wishes of a job: object, wish, place."""
+    for thing in (work.thing, *groups_of_work(scene, work)):
+        own = mapping(thing.spec, "networkTopology")
+        if own:
+            yield thing, own, ("spec", "networkTopology")
+    path = ("metadata", "annotations", "volcano.sh/network-topology-mode")
+    mode = text(work.thing.body, *path)
+    if mode:
+        yield work.thing, {"mode": mode}, path
 
 
 # HyperNodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,7 @@ from myriad.lint.rule import Raw, rule
 from myriad.lint.rules_volcano import configurations, plugins_of
 from myriad.lint.scene import Json, KeyPath, Scene, Thing, mapping, number, plain, rows, text, texts, whole
 from myriad.lint.words import amount, asked, unit
-from myriad.lint.works import Work, gpu_works, is_accelerator, runtime_of, works
+from myriad.lint.works import GROUP_NAME, Work, gpu_works, is_accelerator, least_to_start, runtime_of, works
 
 
 @rule(
@@ -115,35 +116,45 @@ def volcano_queue_never_fits(scene: Scene) -> Iterator[Raw]:
             continue
         name, _ = work.volcano_queue()
         candidates = _queues_for(scene, name)
-        misfits = [(queue, misfit) for queue in candidates if (misfit := _misfit(work.total, queue))]
+        misfits = [(queue, misfit) for queue in candidates if (misfit := _misfit(scene, work.total, queue))]
         if not misfits or len(misfits) < len(candidates):
             continue
-        queue, (resource, most) = misfits[0]
+        queue, (resource, most, holder) = misfits[0]
         need = work.total[resource]
+        part = whole(work.minimum()[0]) if not _misfit(scene, least_to_start(work), queue) else 0
         names = ", ".join(q.name for q in candidates)
         target = f"Volcano queue {queue.name}" if len(candidates) == 1 else f"any of the Volcano queues ({names})"
+        if holder is not queue and len(candidates) == 1:
+            target += f", whose parent {holder.name} is one"
         pods = next((p for p in work.pods if p.requests.get(resource)), work.pods[0])
         yield Raw(
             work.thing,
             pods.counted_at,
-            f"asks for {asked(work, resource)}, and never fits {target} of {amount(resource, most)}: the gang waits "
-            "for ever",
+            f"asks for {asked(work, resource)}, and never fits {target} of {amount(resource, most)}"
+            + (
+                f" as a whole: it starts with a part (minAvailable {part}), and the other pods wait for ever"
+                if part
+                else ": the gang waits for ever"
+            ),
             f"raise the capability to {amount(resource, need)} or leave it out, or ask for "
             f"{_largest(work, resource, most)}",
+            # A job of tasks may be meant to run with fewer; ranks of an operator's job are not.
+            "warning" if part and (work.kind == "VolcanoJob" or "elasticPolicy" in work.thing.spec) else None,
         )
+    jobs = {(w.thing.namespace, w.thing.name) for w in works(scene)}
     for group in scene.given("PodGroup"):
+        if not group.group.startswith("scheduling.volcano.sh"):
+            continue
         name = text(group.spec, "queue") or "default"
         need_of = {n: v for n, a in mapping(group.spec, "minResources").items() if (v := number(a)) is not None}
         for queue in _queues_for(scene, name):
-            misfit = _misfit(need_of, queue)
-            if misfit and not any(
-                w.thing.name == group.name and w.thing.namespace == group.namespace for w in works(scene)
-            ):
+            misfit = _misfit(scene, need_of, queue)
+            if misfit and (group.namespace, group.name) not in jobs:
                 yield Raw(
                     group,
                     ("spec", "minResources", misfit[0]),
                     f"needs {amount(misfit[0], need_of[misfit[0]])}, and Volcano queue {queue.name} holds "
-                    f"{amount(*misfit)}: it waits for ever",
+                    f"{amount(misfit[0], misfit[1])}: it waits for ever",
                     "raise the capability, or ask for less",
                 )
 
@@ -159,12 +170,19 @@ def _queues_for(scene: Scene, name: str) -> list[Thing]:
     return [q for q in scene.of("Queue") if q.name != "root"] if "Queue" not in scene.sure else []
 
 
-def _misfit(need: dict[str, Decimal], queue: Thing) -> tuple[str, Decimal] | None:
-    capability = mapping(queue.spec, "capability")
-    for resource in sorted(capability, key=lambda n: not is_accelerator(n)):
-        most = number(capability[resource])
-        if most is not None and need.get(resource, Decimal(0)) > most:
-            return resource, most
+def _misfit(scene: Scene, need: dict[str, Decimal], queue: Thing) -> tuple[str, Decimal, Thing] | None:
+    """The first resource of which a queue, or one that it is below, holds too little: name, amount, that queue."""
+    at: Thing | None = queue
+    seen: set[str] = set()
+    while at is not None and at.name not in seen:
+        seen.add(at.name)
+        capability = mapping(at.spec, "capability")
+        for resource in sorted(capability, key=lambda n: not is_accelerator(n)):
+            most = number(capability[resource])
+            if most is not None and need.get(resource, Decimal(0)) > most:
+                return resource, most, at
+        parent = text(at.spec, "parent")
+        at = scene.find("Queue", parent) if parent else None
     return None
 
 
@@ -275,14 +293,17 @@ def volcano_queue_figures(scene: Scene) -> Iterator[Raw]:
 def podgroup_without_resources(scene: Scene) -> Iterator[Raw]:
     """Without minResources the enqueue action always passes: the group is counted as nothing, and its pods pile up
     Pending."""
+    by_name: dict[str, list[Work]] = defaultdict(list)
+    for work in works(scene):
+        for name in {work.thing.name, *(text(p.annotations, GROUP_NAME) for p in work.pods)}:
+            by_name[name].append(work)
     for group in scene.given("PodGroup"):
         if not group.group.startswith("scheduling.volcano.sh") or group.owned:
             continue
         members = [
             w
-            for w in works(scene)
-            if any(p.annotations.get("scheduling.k8s.io/group-name") == group.name for p in w.pods)
-            or w.thing.name == group.name
+            for w in by_name.get(group.name, ())
+            if not group.namespace or not w.thing.namespace or w.thing.namespace == group.namespace
         ]
         gpus: dict[str, Decimal] = {}
         for work in members:

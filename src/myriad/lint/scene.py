@@ -12,6 +12,7 @@ from typing import Any
 
 from myriad import quantity
 from myriad.lint.documents import VOLCANO_CONFIGURATION, Document, is_volcano_configuration
+from myriad.lint.schemas import is_foreign
 
 Json = dict[str, Any]
 KeyPath = tuple[str | int, ...]
@@ -26,6 +27,9 @@ CLUSTER_KINDS = frozenset(
         "WorkloadPriorityClass", VOLCANO_CONFIGURATION,
     }
 )  # fmt: skip
+#: The largest amount of anything that Kubernetes counts.
+MOST = Decimal(2**63 - 1)
+_LONGEST = 512
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 #: Namespaces of the platform: what runs there is no team's job.
 PLATFORM_NAMESPACES = frozenset(
@@ -79,13 +83,19 @@ def whole(value: Any, default: int = 0) -> int:
 
 
 def number(value: Any) -> Decimal | None:
-    """A Kubernetes quantity ("64", 64, "64k", "500m"), None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    """A Kubernetes quantity ("64", 64, "64k", "500m"), None where it is none.
+
+    What is larger than Kubernetes counts is capped at MOST, as the API server does.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or len(str(value)) > _LONGEST:
         return None
     try:
-        return quantity.parse(str(value))
+        found = quantity.parse(str(value))
+    except OverflowError:
+        return MOST  # An exponent beyond what a Decimal holds.
     except (ValueError, ArithmeticError):
         return None
+    return max(-MOST, min(MOST, found))
 
 
 def plain(value: Decimal) -> str:
@@ -134,6 +144,8 @@ class Thing:
     @property
     def title(self) -> str:
         """`Job vision/bert`, `Queue train`."""
+        if self.namespace and not self.name:
+            return f"{self.kind} without a name in {self.namespace}"
         place = f"{self.namespace}/{self.name}" if self.namespace else self.name
         return f"{self.kind} {place}".strip()
 
@@ -154,6 +166,8 @@ def thing_of(document: Document, *, given: bool = True) -> Thing:
     name = text(metadata, "name") or text(metadata, "generateName")
     namespace = "" if kind in CLUSTER_KINDS else text(metadata, "namespace")
     group = api_version.rpartition("/")[0]
+    if is_foreign(kind, group):
+        kind = f"{kind}.{group}"  # Another project's kind of the same name, written as kubectl does.
     return Thing(document, kind, group, name, namespace, given)
 
 

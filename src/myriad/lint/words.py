@@ -30,6 +30,11 @@ def amount(resource: str, value: Decimal) -> str:
     return f"{plain(value)} {unit(resource)}"
 
 
+def bare_amount(resource: str, value: Decimal) -> str:
+    """`8`, `512 Gi`: the figure after a sentence that has named the resource."""
+    return amount(resource, value).removesuffix(" of memory") if resource == "memory" else plain(value)
+
+
 def asked(work: Work, resource: str) -> str:
     """`9 x 8 = 72 GPUs`: what a job asks for and how it comes about."""
     total = work.total.get(resource, Decimal(0))

@@ -133,9 +133,9 @@ def requests_of(container: Json) -> dict[str, Decimal]:
 
 
 def amounts(values: Mapping[str, object]) -> dict[str, Decimal]:
-    """The quantities that can be read, by name."""
+    """The quantities that can be read and asked for, by name."""
     found = {name: number(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None and value >= 0}
 
 
 def _sum(a: Mapping[str, Decimal], b: Mapping[str, Decimal]) -> dict[str, Decimal]:
@@ -342,8 +342,9 @@ def work_of(scene: Scene, thing: Thing) -> Work | None:
             )
         ]
         pods += [
-            Pods(text(item, "groupName"), _count(item.get("replicas")), mapping(item, "template"),
-                 (*at, "workerGroupSpecs", index, "template"), (*at, "workerGroupSpecs", index, "replicas"))
+            Pods(text(item, "groupName"), _count(item.get("replicas")) * _count(item.get("numOfHosts")),
+                 mapping(item, "template"), (*at, "workerGroupSpecs", index, "template"),
+                 (*at, "workerGroupSpecs", index, "replicas"))
             for index, item in rows(cluster, "workerGroupSpecs")
         ]  # fmt: skip
     elif kind == "Pod":
@@ -364,8 +365,11 @@ def _count(value: object) -> int:
 
 
 def _job_pods(spec: Json, at: KeyPath) -> Pods:
-    # A Job with completions alone runs one pod after the other.
-    return Pods("", _count(spec.get("parallelism")), mapping(spec, "template"), (*at, "template"), (*at, "parallelism"))
+    # A Job with completions alone runs one pod after the other; never more run together than shall complete.
+    together = _count(spec.get("parallelism"))
+    if spec.get("completions") is not None:
+        together = min(together, _count(spec.get("completions")))
+    return Pods("", together, mapping(spec, "template"), (*at, "template"), (*at, "parallelism"))
 
 
 def _train_job_pods(scene: Scene, thing: Thing) -> Pods:
@@ -402,11 +406,43 @@ def runtime_of(scene: Scene, thing: Thing) -> Thing | None:
     return scene.find(kind, text(reference, "name"), namespace)
 
 
-def smallest(work: Work) -> dict[str, Decimal]:
-    """Requests of a job at the smallest size that it may start with."""
+def groups_of_work(scene: Scene, work: Work) -> list[Thing]:
+    """Volcano's PodGroups that a job's pods name."""
+    names = dict.fromkeys(text(pods.annotations, GROUP_NAME) for pods in work.pods)
+    found = [scene.find("PodGroup", name, work.thing.namespace) for name in names if name]
+    return [group for group in found if group is not None]
+
+
+def least_to_start(work: Work) -> dict[str, Decimal]:
+    """The least of each resource with which Volcano may start a job: its smallest pods, as many as its minimum."""
+    least = whole(work.minimum()[0])
+    if not 0 < least < work.count:
+        return work.total
+    found: dict[str, Decimal] = {}
+    for name in work.total:
+        left = least
+        total = Decimal(0)
+        for each, count in sorted((pods.requests.get(name, Decimal(0)), pods.count) for pods in work.pods):
+            total += each * min(left, count)
+            left -= min(left, count)
+        found[name] = total
+    return found
+
+
+def least_of(work: Work, pods: Pods) -> int:
+    """Pods of a shape at the smallest size that the job may start with."""
     minimum = work.thing.annotations.get(MIN_PARALLELISM)
     if work.kind == "Job" and minimum is not None and len(work.pods) == 1:
         least = whole(minimum)
-        if 0 < least < work.pods[0].count:
-            return {name: value * least for name, value in work.pods[0].requests.items()}
-    return work.total
+        if 0 < least < pods.count:
+            return least
+    return pods.count
+
+
+def smallest(work: Work) -> dict[str, Decimal]:
+    """Requests of a job at the smallest size that it may start with."""
+    total: dict[str, Decimal] = {}
+    for pods in work.pods:
+        count = least_of(work, pods)
+        total = _sum(total, {name: value * count for name, value in pods.requests.items()})
+    return total

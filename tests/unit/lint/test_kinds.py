@@ -40,7 +40,14 @@ def job(name: str = "a", *, pods: int = 2, queue: str = "q", spec: Json | None =
             "completionMode": "Indexed",
             "parallelism": pods,
             "completions": pods,
-            "template": {"spec": {"terminationGracePeriodSeconds": 300, "containers": [container()], **(spec or {})}},
+            "template": {
+                "spec": {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 300,
+                    "containers": [container()],
+                    **(spec or {}),
+                }
+            },
         },
     }
 
@@ -425,4 +432,8 @@ def test_d13_who_borrows_without_a_limit_gets_no_more_than_the_cohort_has() -> N
     assert "queue-never-fits" not in rules(*site, job(pods=4), sure=sure)
     said = [f.message for f in found(*site, job(pods=5), sure=sure) if f.rule == "queue-never-fits"]
     assert "never gives more than 32 (the whole cohort top has no more)" in said[0]
-    assert "queue-never-fits" not in rules(*site, job(pods=5)), "of files nobody knows whether they are all"
+    files = [f for f in found(*site, job(pods=5)) if f.rule == "queue-never-fits"]
+    assert [f.severity for f in files] == ["warning"], "of files nobody knows whether they are all"
+    assert "unless there are others in cohort a" in files[0].message
+    alone = [f.rule for f in found(queues[0], local, job(pods=5))]
+    assert "queue-never-fits" not in alone, "nothing is known of those that may lend"
