@@ -108,8 +108,10 @@ class _Shares:
                     "limit-without-cohort",
                     f"is set, but the team has no cohort to {act}; name one or remove it",
                 )
-            for pool in limits:
-                if pool in self.fleet.pools and pool not in (given.get("quota") or {}):
+            quotas = given.get("quota") or {}
+            # A quota that is no mapping was refused: what it would have named is not known.
+            for pool in limits if isinstance(quotas, Mapping) else ():
+                if pool in self.fleet.pools and pool not in quotas:
                     yield self.problem(
                         (*at, field, pool),
                         "limit-without-quota",

@@ -160,7 +160,10 @@ class _Reader:
                         self.report(path + where, _rule(fault["type"], where), message)
                     _take_out(value, where, kind)
                 value = _swept(value)
-        raise AssertionError(f"{dotted(path)} keeps being refused")
+        # Everything was said; what stands in is what nothing was written for.
+        return adapter.validate_python(
+            {field: stand for (owner, field), stand in _PLACEHOLDERS.items() if owner is kind}
+        )
 
     def sentence(self, fault: Any, where: KeyPath, kind: type[BaseModel] | None) -> str:
         code = fault["type"]
@@ -181,7 +184,8 @@ class _Reader:
         if code == "invalid_key":
             return "is not a key that is known here: keys are text"
         if code in {"dict_type", "model_type", "model_attributes_type", "mapping_type"}:
-            return f"is {names.show(given)}; it is a mapping, for example {{key: value}}"
+            field = next((str(step) for step in reversed(where) if step in _SHAPES), "")
+            return f"is {names.show(given)}; {_SHAPES.get(field, 'it is a mapping, for example {key: value}')}"
         if code == "string_type":
             return f"is {names.show(given)}; write text, in quotes where it looks like a number"
         return f"is {names.show(given)}, which does not fit here: {fault['msg']}"
@@ -196,6 +200,15 @@ def _rule(code: str, where: KeyPath) -> str:
     return named.get(code) or next((str(step).replace("_", "-") for step in where if isinstance(step, str)), "shape")
 
 
+_BY_POOL = "it is GPUs by pool, for example {h100: 8}"
+_SHAPES = {
+    "quota": _BY_POOL,
+    "borrow": _BY_POOL,
+    "lend": _BY_POOL,
+    "reserve": _BY_POOL,
+    "gpu_hours": "it is budgets by pool, for example {h100: {budget: 5000}}",
+    "projects": "it is projects by name, for example {llm: {gpu_hours: {h100: {budget: 5000}}}}",
+}
 _MISSING = {
     "model": "name the GPU model, for example H100-SXM5-80GB",
     "budget": "give the GPU-hours of the period, for example 5000",
@@ -236,13 +249,9 @@ def _take_out(value: Any, where: KeyPath, kind: type[BaseModel] | None) -> None:
         except (KeyError, IndexError, TypeError):
             return
     last = where[-1]
-    owner = kind
-    if "gpu_hours" in where[:-1]:
-        owner = model.GpuHours
-    elif "warm" in where[:-1]:
-        owner = model.WarmImage
-    elif "rails" in where[:-1]:
-        owner = model.Rail
+    # A part of a list or mapping stands two steps below its name: gpu_hours.h100.budget, warm[0].image.
+    inside = {"gpu_hours": model.GpuHours, "warm": model.WarmImage, "rails": model.Rail}
+    owner = inside.get(str(where[-3])) if len(where) > 2 else kind if len(where) == 1 else None
     placeholder = _PLACEHOLDERS.get((owner, str(last))) if owner is not None else None
     if isinstance(holder, list):
         holder[int(last)] = _REFUSED
