@@ -128,8 +128,12 @@ def sentences(lost: Lost, meta: Mapping[str, Any], *, revisions: Sequence[int] =
     lines = [f"the cluster is back from {what}"]
     if meta.get("source") != "member" and taken:
         lines.append(f"everything that was written in the {max(0, round(at - taken))} s after it is lost")
-    if revisions and meta.get("revision"):
-        lines.append(f"{max(0, max(revisions) - int(meta['revision']))} writes are lost")
+    revision = int(meta.get("revision") or 0)
+    if revision and max(revisions, default=0) >= revision:
+        lines.append(f"{max(revisions) - revision} writes are lost")
+    elif revision:
+        # A member without its data starts anew and counts from one.
+        lines.append("how many writes is unknown: no member had the data that the archive was taken from")
     lines.append(f"{lost.same} pods run on as before")
     lines += [f"unknown to the cluster now, and ended: {name}" for name in lost.unknown]
     lines += [f"had ended since then, and is started again: {name}" for name in lost.again]

@@ -91,3 +91,10 @@ def test_from_a_member_that_was_left_nothing_is_said_of_time() -> None:
     assert lines == [
         "the cluster is back from what a member that was left held", "0 writes are lost", "3 pods run on as before",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("revisions", [[], [3, 1]])
+def test_where_no_member_had_its_data_nobody_counts_what_was_lost(revisions: list[int]) -> None:
+    lines = sentences(Lost((), (), 3), archive("/b", 100, 40), revisions=revisions, at=500.0)
+    assert "how many writes is unknown: no member had the data that the archive was taken from" in lines
+    assert not [line for line in lines if line.endswith("writes are lost")]
