@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from myriad.fleet.names import listing
 from myriad.kube.drain import Cordon, Gang
 from myriad.kube.reboot import CONTROL_PLANE_LABEL, RACK_LABEL, Candidate, Rules
 from myriad.kube.reboot import plan as batches_of
-from myriad.stack.compat import compare, parse_version
+from myriad.stack.compat import Version, compare, parse_version
 
 BY = "upgrade"
 """The name under which nodes are closed."""
@@ -146,9 +147,15 @@ class Plan:
     def _sentence(self) -> str:
         nodes = len(self.control_plane) + len(self.order)
         if not nodes and not self.cluster:
+            if self.left or self.refusals:
+                return f"nothing of the upgrade to Kubernetes {self.to} can be done now"
             return f"nothing to upgrade: everything is at the lock (Kubernetes {self.to})"
-        waves = "1 wave" if len(self.waves) == 1 else f"{len(self.waves)} waves"
-        return f"upgrade of {nodes} nodes to Kubernetes {self.to}: control planes one at a time, then {waves}"
+        steps = ["control planes one at a time"] if self.control_plane or not self.waves else []
+        steps += ["1 wave" if len(self.waves) == 1 else f"{len(self.waves)} waves"] if self.waves else []
+        many = "1 node" if nodes == 1 else f"{nodes} nodes"
+        if not nodes:
+            return f"upgrade of the cluster's programs, Kubernetes stays {self.to}"
+        return f"upgrade of {many} to Kubernetes {self.to}: {', then '.join(steps)}"
 
     def _words(self, name: str) -> str:
         return ", ".join(change.words() for change in self.changes.get(name, ())) or "to be finished"
@@ -203,26 +210,61 @@ def skew(target: Target, nodes: Iterable[Json], api_server: str) -> list[str]:
     wanted = target.versions.get("kubernetes", "")
     if not wanted or not api_server:
         return []
-    old, new = parse_version(api_server), parse_version(wanted)
+    old, new = _version(api_server), _version(wanted)
+    if old is None:
+        return [f'the API server says that it is "{api_server}", which is no version: nobody can tell what may follow']
+    if new is None:
+        return [f'the lock names Kubernetes "{wanted}", which is no version: `myriad lock verify` says more']
     found = []
     if compare(new, old) < 0:
         found.append(
             f"the cluster runs Kubernetes {api_server}, the lock names the older {wanted}: there is no way back"
         )
-    elif new[0] != old[0] or new[1] > old[1] + 1:
+    elif new[0] != old[0]:
+        found.append(f"from {api_server} to {wanted} is another major version: nothing is known of that way")
+    elif new[1] > old[1] + 1:
         step = f"{old[0]}.{old[1] + 1}"
         found.append(f"from {api_server} to {wanted} is more than one minor: lock a {step} first, upgrade, then go on")
-    far = sorted(
-        f"{node['metadata']['name']} ({version})"
-        for node in nodes
-        if (version := str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion") or ""))
-        and new[1] - parse_version(version)[1] > _KUBELET_BEHIND
-    )
+    return found + _kubelets(nodes, wanted, new)
+
+
+def _kubelets(nodes: Iterable[Json], wanted: str, new: Version) -> list[str]:
+    """Kubelets that do not go with the API server that is wanted: at most three minors behind it, and never ahead."""
+    far, ahead, unknown = [], [], []
+    for node in nodes:
+        told = str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion") or "")
+        version = _version(told)
+        words = f"{node['metadata']['name']} ({told})"
+        if version is None:
+            unknown += [words] if told else []
+        elif new[1] - version[1] > _KUBELET_BEHIND:
+            far.append(words)
+        elif version[:2] > new[:2]:
+            ahead.append(words)
+    found = []
     if far:
         found.append(
-            f"kubelets would be more than {_KUBELET_BEHIND} minors behind the API server: {', '.join(far[:8])}"
+            f"kubelets would be more than {_KUBELET_BEHIND} minors behind the API server: {listing(sorted(far))}"
+        )
+    if ahead:
+        found.append(
+            f"kubelets are ahead of the API server that the lock names ({wanted}), and none is made older: "
+            f"{listing(sorted(ahead))}; lock their version, or install these machines anew"
+        )
+    if unknown:
+        found.append(
+            f"kubelets that name no version: {listing(sorted(unknown))}; `kubectl get nodes -o wide` shows them"
         )
     return found
+
+
+def _version(text: str) -> Version | None:
+    """A version as numbers, at least two of them; None where the text is none."""
+    try:
+        found = parse_version(text)
+    except ValueError:
+        return None
+    return found if len(found) > 1 else None
 
 
 def plan(
@@ -257,7 +299,8 @@ def plan(
     chosen: list[Candidate] = []
     foreign: list[str] = []
     # An old program of the control plane is a change of every such host, also where its files are new already.
-    behind = bool(api_server) and _order(api_server, target.versions.get("kubernetes", "")) != 0
+    wanted = target.versions.get("kubernetes", "")
+    behind = bool(api_server and wanted) and _order(api_server, wanted) != 0
     # By name: hosts come in the order in which they answered.
     for name, look in sorted(looks.items()):
         node = nodes.get(name)
@@ -267,7 +310,7 @@ def plan(
         found = changes_of(look, node, target)
         is_control_plane = CONTROL_PLANE_LABEL in (node["metadata"].get("labels") or {})
         if is_control_plane and behind and not any(change.item == "kubelet" for change in found):
-            found = (*found, Change("control plane", api_server, target.versions["kubernetes"]))
+            found = (*found, Change("control plane", api_server, wanted))
         cordon = Cordon.of(node)
         is_ours = cordon is not None and cordon.by == BY
         is_begun = is_ours and not (cordon is not None and cordon.reason.startswith(HELD))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from myriad.errors import MyriadError
 from myriad.kube.client import Api, Json
 from myriad.kube.drain import DrainOptions, Gang, pod_view, preflight
 from myriad.kube.kinds import DAEMON_SETS, DEPLOYMENTS, NODES, PODS
-from myriad.stack.compat import check
+from myriad.stack.compat import check, parse_version
 from myriad.stack.lock import load_rules
 from myriad.upgrade.plan import BY, Limits, Look, Plan, Target, cluster_changes, plan
 
@@ -70,9 +71,12 @@ def _api_server(api: Api, pods: Iterable[Json]) -> str:
         labels = pod["metadata"].get("labels") or {}
         if labels.get("component") == "kube-apiserver" and pod["metadata"].get("namespace") == "kube-system":
             image = str(pod["spec"]["containers"][0].get("image") or "").partition("@")[0]
-            tags.append(image.rpartition(":")[2].removeprefix("v"))
+            # An image by digest alone, or by a tag of somebody's own, says nothing; then the server that answers does.
+            with suppress(ValueError):
+                tag = image.rpartition("/")[2].rpartition(":")[2].removeprefix("v")
+                tags.append((parse_version(tag), tag))
     if tags:
-        return min(tags, key=lambda tag: [int(part) for part in tag.split(".") if part.isdigit()])
+        return min(tags)[1]
     return str(api.get_raw("/version").get("gitVersion") or "").removeprefix("v")
 
 

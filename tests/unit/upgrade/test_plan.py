@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from jinja2 import Environment
 
+from myriad.kube.client import Api
 from myriad.kube.drain import CORDON_ANNOTATION, Gang
 from myriad.upgrade.kubeadm import with_tags
 from myriad.upgrade.plan import BY, HELD, Change, Limits, Look, Plan, Target, changes_of, cluster_changes, plan, skew
-from myriad.upgrade.read import jobs_of
+from myriad.upgrade.read import _api_server, jobs_of
 
 Json = dict[str, Any]
 NEW = Target(
@@ -110,6 +112,11 @@ def test_everything_at_the_lock() -> None:
         ("1.35.1", "1.35.4", ""),
         ("1.33.9", "1.35.4", "more than one minor: lock a 1.34 first"),
         ("1.36.0", "1.35.4", "there is no way back"),
+        ("1.35.9", "1.35.4", "there is no way back"),
+        ("1.34.4", "2.0.0", "is another major version"),
+        ("1.34.4+k3s1", "1.35.4", ""),
+        ("unknown", "1.35.4", 'says that it is "unknown", which is no version'),
+        ("1.34.4", "latest", 'the lock names Kubernetes "latest", which is no version'),
     ],
 )
 def test_versions_that_may_not_follow_one_another(api_server: str, wanted: str, words: str) -> None:
@@ -120,6 +127,53 @@ def test_versions_that_may_not_follow_one_another(api_server: str, wanted: str, 
 def test_a_kubelet_that_would_be_too_far_behind_is_named() -> None:
     found = skew(Target({"kubernetes": "1.35.4"}, {}), [node("gpu1", "1.31.0"), node("gpu2", "1.32.0")], "1.34.4")
     assert found == ["kubelets would be more than 3 minors behind the API server: gpu1 (v1.31.0)"]
+
+
+def test_kubelets_that_are_ahead_or_say_nothing_are_named() -> None:
+    nodes = [node("gpu1", "1.36.0"), node("gpu2", "1.35.9"), node("gpu3", "weird"), node("gpu4", "1.35.4")]
+    nodes[3]["status"]["nodeInfo"] = {}
+    ahead, unknown = skew(Target({"kubernetes": "1.35.4"}, {}), nodes, "1.35.4")
+    assert ahead.startswith("kubelets are ahead of the API server that the lock names (1.35.4)")
+    assert "gpu1 (v1.36.0); lock their version" in ahead and "gpu2" not in ahead
+    assert unknown.startswith("kubelets that name no version: gpu3 (vweird)")
+
+
+@pytest.mark.parametrize(("api_server", "versions"), [("unknown", {"kubernetes": "1.35.4"}), ("1.34.4", {}), ("", {})])
+def test_versions_that_are_none_are_no_exception(api_server: str, versions: dict[str, str]) -> None:
+    nodes = [node("cp1", "weird"), node("gpu1", "")]
+    looks, by_name = dict.fromkeys(("cp1", "gpu1"), OLD_LOOK), {item["metadata"]["name"]: item for item in nodes}
+    found = plan(looks, by_name, Target(versions, {}), [], Limits(), api_server=api_server, control_plane_hosts=["cp1"])
+    assert found.text()
+
+
+def test_what_cannot_be_done_is_not_told_as_done() -> None:
+    left = planned([node("gpu1")], looks={"gpu1": OLD_LOOK, "gone": OLD_LOOK}, blockers={"gpu1": "a budget"})
+    assert left.text().startswith("nothing of the upgrade to Kubernetes 1.35.4 can be done now\n")
+    unseen = plan({}, {"cp1": node("cp1")}, NEW, [], Limits(), api_server="1.34.4", control_plane_hosts=["cp1"])
+    assert unseen.refusals and "everything is at the lock" not in unseen.text()
+    one = planned([node("gpu1")], looks={"gpu1": OLD_LOOK})
+    assert one.text().startswith("upgrade of 1 node to Kubernetes 1.35.4: 1 wave\n")
+
+
+@pytest.mark.parametrize(
+    ("images", "version"),
+    [
+        (["registry:5000/kube-apiserver:v1.34.4", "registry:5000/kube-apiserver:v1.35.4"], "1.34.4"),
+        (["k8s/kube-apiserver:v1.9.1", "k8s/kube-apiserver:v1.10.0"], "1.9.1"),
+        (["registry:5000/kube-apiserver@sha256:0", "k8s/kube-apiserver:ours"], "1.33.2"),
+        ([], "1.33.2"),
+    ],
+)
+def test_the_version_of_the_oldest_api_server(images: list[str], version: str) -> None:
+    pods = [
+        {
+            "metadata": {"namespace": "kube-system", "labels": {"component": "kube-apiserver"}},
+            "spec": {"containers": [{"image": image}]},
+        }
+        for image in images
+    ]
+    answer = httpx.MockTransport(lambda _request: httpx.Response(200, json={"gitVersion": "v1.33.2"}))
+    assert _api_server(Api("http://api", transport=answer), pods) == version
 
 
 def test_nodes_of_running_jobs_stay_unless_the_policy_asks_the_jobs_to_go() -> None:
