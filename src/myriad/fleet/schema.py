@@ -250,7 +250,7 @@ def _take_out(value: Any, where: KeyPath, kind: type[BaseModel] | None) -> None:
             return
     last = where[-1]
     # A part of a list or mapping stands two steps below its name: gpu_hours.h100.budget, warm[0].image.
-    inside = {"gpu_hours": model.GpuHours, "warm": model.WarmImage, "rails": model.Rail}
+    inside: dict[str, type[BaseModel]] = {"gpu_hours": model.GpuHours, "warm": model.WarmImage, "rails": model.Rail}
     owner = inside.get(str(where[-3])) if len(where) > 2 else kind if len(where) == 1 else None
     placeholder = _PLACEHOLDERS.get((owner, str(last))) if owner is not None else None
     if isinstance(holder, list):
