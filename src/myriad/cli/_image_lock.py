@@ -23,6 +23,7 @@ from myriad.images.installed import of_layers
 from myriad.images.lock import LockChange, changes, lock_text, lock_wheels, read_previous
 from myriad.images.matrix import MATRIX_FILE, Variant, load_matrix
 from myriad.images.oci import sha256_digest
+from myriad.images.proof_types import counted
 from myriad.images.refs import parse_ref
 from myriad.images.rootfs import newest_packages
 from myriad.images.runtime import check_pins
@@ -207,4 +208,4 @@ def _tell(
     for one in differs:
         console.print(f"{one.name.ljust(28)}{one.before or '-'} -> {one.after or '-'}", markup=False)
     state = ("is out of date" if check else "written") if changed else "unchanged"
-    console.print(f"{path}: {len(made)} wheels, {shared.megabytes(size)}; {state}", markup=False)
+    console.print(f"{path}: {counted(len(made), 'wheel')}, {shared.megabytes(size)}; {state}", markup=False)

@@ -15,6 +15,7 @@ from myriad.images.context import BuildContext
 from myriad.images.definition import ImageDefinition
 from myriad.images.oci import sha256_digest
 from myriad.images.python import run_uv
+from myriad.images.requirements import check_requirements, wanted_hashes
 from myriad.images.wheels import Locked, Wheel, parse_lock, write_lock
 from myriad.images.wheels_index import Wheelhouse
 from myriad.images.wheels_settings import wheel_settings
@@ -60,8 +61,9 @@ def lock_wheels(
 
     Raises:
         MyriadError: there is no solution; uv's own explanation is in the message.
-        InputError: a package has no wheel.
+        InputError: a package has no wheel, or the requirements ask for what no lock can hold.
     """
+    check_requirements(requirements, where=where)
     with tempfile.TemporaryDirectory(prefix="myriad-lock-") as scratch:
         folder = Path(scratch)
         (folder / "requirements.in").write_text(requirements, encoding="utf-8")
@@ -89,11 +91,26 @@ def lock_wheels(
         _resolve(ctx, folder, command, requirements, base or {}, where)
         locked = parse_lock(out.read_text(encoding="utf-8"), where=where, python=python)
     with Wheelhouse(Store(ctx.store), wheel_settings(ctx), indexes=indexes) as house:
-        return [
+        made = [
             house.complete(house.choose(one, python=python))
             for one in locked
             if (base or {}).get(one.name) != one.version
         ]
+    _check_hashes(made, requirements, where)
+    return made
+
+
+def _check_hashes(made: Sequence[Wheel], requirements: str, where: str) -> None:
+    """uv writes the index's hashes and does not hold them against those that the requirements name."""
+    allowed = wanted_hashes(requirements)
+    for wheel in made:
+        if wheel.sha256 not in allowed.get(wheel.name, {wheel.sha256}):
+            raise MyriadError(
+                f"{wheel.filename} of the index has sha256 {wheel.sha256[:12]}..., and the requirements allow only "
+                f"{', '.join(f'{one[:12]}...' for one in sorted(allowed[wheel.name]))}",
+                where=where,
+                hint="the file or the line was changed: find out which before you lock it; hashes may also be left out",
+            )
 
 
 def _resolve(
@@ -134,7 +151,7 @@ def _resolve(
 def named_packages(requirements: str) -> set[str]:
     """The packages that a requirements file names itself, normalised."""
     found = set()
-    for line in requirements.splitlines():
+    for line in requirements.removeprefix("\ufeff").splitlines():
         match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^]]*\])?\s*(@|[=<>!~;#]|$|\s)", line)
         if match:
             found.add(str(canonicalize_name(match[1])))

@@ -27,6 +27,7 @@ from myriad.images.definition import Python as ExternalPython
 from myriad.images.layer import Entry, extract, file_from_path, from_tree
 from myriad.images.oci import Blob, Layer, open_layer, sha256_digest, write_layer
 from myriad.images.plan import SOURCE
+from myriad.images.requirements import advice
 from myriad.stack.settings import read_mirrors
 from myriad.stack.store import sha256_of
 
@@ -304,6 +305,6 @@ def run_uv(ctx: BuildContext, arguments: Sequence[str], *, what: str, where: str
         raise MyriadError(
             f"{what} failed: {result.stderr.strip()[-2000:]}",
             where=where,
-            hint="an index that is not reached is replaced by MYRIAD_MIRROR_PYTHON or UV_DEFAULT_INDEX",
+            hint=advice(result.stderr),
         )
     return result.stdout
