@@ -13,6 +13,7 @@ from rich.table import Table
 from myriad.cli import _image_shared as shared
 from myriad.cli.output import console, emit_json
 from myriad.errors import InputError
+from myriad.images.compat import faults, image_facts
 from myriad.images.find import Found, find_image
 from myriad.images.matrix import load_matrix
 from myriad.images.plan import MB, Node, PlannedLayer, Prediction, predict
@@ -51,13 +52,17 @@ def add(app: typer.Typer) -> None:
         if matrix:
             _variants(found.folder, as_json)
             return
+        # Also where image.yml contradicts itself: that is told before anybody waits for a build.
+        warnings = faults(image_facts(found.definition, found.name, python=found.definition.python_version))
         layers = plan_image(shared.context(lambda event: None), found.folder, found.definition)
         node = Node(link=link_gbit * 125 * MB, unpack=unpack_mb * MB, parallel=parallel)
         told = predict(layers, node)
         if as_json:
-            emit_json(document(found, layers, told))
+            emit_json({**document(found, layers, told), "warnings": list(warnings)})
         else:
             _show(found, layers, told, link_gbit)
+            for one in warnings:
+                console.print(f"warning   {one}", markup=False)
 
 
 def document(found: Found, layers: Sequence[PlannedLayer], told: Prediction) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from datetime import date
 from myriad.errors import InputError
 from myriad.images.compat_facts import Facts, at_least, cubin_intervals, inside, minor, ptx_interval
 from myriad.images.compat_facts import facts as own_facts
-from myriad.images.compat_fix import nearest, smallest_fix, variant_name
+from myriad.images.compat_fix import nearest, smallest_fix, variant_name, variants
 from myriad.images.compat_require import require_cuda, why_require
-from myriad.images.compat_rules import capabilities, judge, life, plain_driver
+from myriad.images.compat_rules import capabilities, image_fault, judge, life, plain_driver
 from myriad.images.compat_types import ImageFacts, NodeGroup, Verdict
 from myriad.images.definition import ImageDefinition
 
@@ -28,6 +28,7 @@ __all__ = [
     "Verdict",
     "common_variant",
     "driver_floor",
+    "faults",
     "image_facts",
     "own_facts",
     "plain_driver",
@@ -84,6 +85,26 @@ def uncovered(image: ImageFacts, facts: Facts | None = None) -> tuple[str, ...]:
     ptx = ptx_interval(compiled)
     reach = (*spans, ptx) if ptx is not None else spans
     return tuple(arch for arch in image.archs if not inside(arch.removesuffix("+PTX"), reach))
+
+
+def faults(image: ImageFacts, facts: Facts | None = None) -> tuple[str, ...]:
+    """What is wrong with an image on whichever nodes it starts, as sentences: known before anything is built."""
+    table = facts or own_facts()
+    if not image.needs_gpu:
+        return ()
+    told = image_fault(image, table)
+    if told is not None:
+        return (told[2],)
+    missing = uncovered(image, table)
+    if not missing:
+        return ()
+    better = next((one for one in variants(image, table) if not uncovered(one, table)), None)
+    fix = f"; {variant_name(better, image.name)} has it" if better is not None else ""
+    return (f"gpu.archs wants {_sm(missing)}; {image.what} has code for {_sm(capabilities(image, table))}{fix}",)
+
+
+def _sm(archs: Sequence[str]) -> str:
+    return ", ".join(f"sm_{arch.replace('.', '')}" for arch in archs)
 
 
 def image_facts(definition: ImageDefinition, name: str, *, python: str = "") -> ImageFacts:

@@ -100,7 +100,7 @@ def judge(image: ImageFacts, group: NodeGroup, facts: Facts) -> Verdict:
 def _answer(image: ImageFacts, group: NodeGroup, card: Card, facts: Facts) -> _Answer:
     return (
         _cpu(image, card)
-        or _image_fault(image, facts)
+        or image_fault(image, facts)
         or _code(image, card, facts)
         or _driver_and_card(group, card)
         or _compat_package(image, group, card, facts)
@@ -161,7 +161,7 @@ def _cpu(image: ImageFacts, card: Card) -> _Answer | None:
     )
 
 
-def _image_fault(image: ImageFacts, facts: Facts) -> _Answer | None:
+def image_fault(image: ImageFacts, facts: Facts) -> _Answer | None:
     """What is wrong with the image itself, whatever the nodes are."""
     if image.cpu != "amd64":
         return (

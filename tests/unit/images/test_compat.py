@@ -15,7 +15,7 @@ from myriad.fleet.catalog import CATALOG
 from myriad.images import compat
 from myriad.images.compat import ImageFacts, NodeGroup, Verdict, image_facts, own_facts, variant_facts, verdict
 from myriad.images.compat_facts import dotted, major
-from myriad.images.definition import Gpu, ImageDefinition
+from myriad.images.definition import Gpu, ImageDefinition, load_definition, runtime_folders
 
 FACTS = own_facts()
 
@@ -484,6 +484,32 @@ def test_an_image_yml_that_contradicts_itself(gpu: dict[str, str], words: str) -
     with pytest.raises(InputError, match=words) as caught:
         image_facts(definition(**gpu), "pytorch")
     assert caught.value.where == "images/pytorch/image.yml: gpu"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (ImageFacts(name="x", cuda="12.7"), "there is no CUDA 12.7 toolkit"),
+        (ImageFacts(name="x", cuda="14.0"), "CUDA 14.0 is newer than the facts"),
+        (ImageFacts(name="x", cuda="12.8", torch="2.12.1"), "there is no wheel of torch 2.12 for CUDA 12.8"),
+        (
+            ImageFacts(name="x", cuda="13.0", torch="2.12.1", archs=("7.0", "9.0")),
+            "gpu.archs wants sm_70; torch 2.12 with CUDA 13.0 has code for sm_75, sm_80, sm_86, sm_90, sm_100, "
+            "sm_120+PTX; x-2.12-cu126 has it",
+        ),
+        (ImageFacts(name="x", cuda="13.0", archs=("7.0",)), "gpu.archs wants sm_70; CUDA 13.0 has code for sm_75"),
+    ],
+)
+def test_what_is_wrong_with_an_image_on_any_node_is_known_before_it_is_built(facts: ImageFacts, words: str) -> None:
+    (told,) = compat.faults(facts)
+    assert words in told
+
+
+def test_the_shipped_images_have_no_fault() -> None:
+    folders = runtime_folders(Path(__file__).parents[3] / "images")
+    for folder in folders:
+        own = load_definition(folder)
+        assert compat.faults(image_facts(own, folder.name, python=own.python_version)) == (), folder.name
 
 
 def test_a_number_without_quotes_is_refused_because_yaml_drops_zeros() -> None:
