@@ -201,7 +201,7 @@ def test_a_dead_member_is_taken_out_and_a_majority_never_is(members: Members, co
     assert len(members.keys()) == 3
 
 
-def test_an_added_member_that_has_not_started_keeps_the_gate_closed(members: Members, control: ModuleType) -> None:
+def test_f4_an_added_member_that_has_not_started_keeps_the_gate_closed(members: Members, control: ModuleType) -> None:
     # etcd takes nobody in before its members have known each other for five seconds.
     members.ask("cluster/member/add", {"peerURLs": [f"https://127.0.1.4:{members.peer_port}"], "isLearner": True})
     assert judged(control, members.address["cp1"]) == ["127.0.1.4 was added and has not started"]

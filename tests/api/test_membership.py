@@ -74,7 +74,7 @@ BOTH = {"nodes": {"gpu1", "gpu2"}, "portraits": {"gpu1", "gpu2"}, "pods": {"on-g
 FIRST = {"nodes": {"gpu1"}, "portraits": {"gpu1"}, "pods": {"on-gpu1"}}
 
 
-def test_a_machine_that_was_installed_anew_is_forgotten_with_its_pods_and_nothing_else(api: Api) -> None:
+def test_f5_a_machine_that_was_installed_anew_is_forgotten_with_its_pods_and_nothing_else(api: Api) -> None:
     done = replaced(api, {"gpu1": OLD, "gpu2": NEW, "gpu9": NEW})
     assert (done.nodes, done.pods) == (["gpu2"], {"gpu2": ["vision/on-gpu2"]})
     assert left(api) == FIRST

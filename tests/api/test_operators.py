@@ -99,7 +99,7 @@ def deployment(api: Api, namespace: str, name: str) -> dict[str, Any]:
 
 
 @needs_volcano
-def test_volcano_comes_without_its_init_job(plane: ControlPlane, api: Api) -> None:
+def test_j4_volcano_comes_without_its_init_job(plane: ControlPlane, api: Api) -> None:
     applied(plane, "volcano", site_bundle=str(VOLCANO), volcano_wait_enabled=False)
     assert api.get_raw("/apis/batch/v1/namespaces/volcano-system/jobs")["items"] == []
     secret = api.get_raw("/api/v1/namespaces/volcano-system/secrets/volcano-admission-secret")

@@ -221,7 +221,7 @@ def test_nodes_of_a_running_gang_are_held_and_given_back_as_they_were(api: Api, 
     assert CORDON_ANNOTATION not in (api.get(NODES, "gpu1")["metadata"].get("annotations") or {})
 
 
-def test_a_node_whose_kubelet_does_not_come_stays_closed_with_the_reason_and_goes_first(
+def test_d5_a_node_whose_kubelet_does_not_come_stays_closed_with_the_reason_and_goes_first(
     api: Api, nodes: list[str]
 ) -> None:
     running = api.get(NODES, "gpu2")["status"]["nodeInfo"].get("kubeletVersion") or "unknown"

@@ -43,7 +43,7 @@ def test_the_changelog_tells_of_this_version() -> None:
     assert f"## {PROJECT['project']['version']}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_requirements_name_the_collections_of_the_locked_ansible() -> None:
+def test_h4_requirements_name_the_collections_of_the_locked_ansible() -> None:
     named = yaml.safe_load((ROOT / "requirements.yml").read_text())["collections"]
     assert {item["name"]: item["version"] for item in named} == {
         item["name"]: installed_collection_version(item["name"]) for item in named

@@ -199,7 +199,7 @@ def test_a_role_knows_no_other_role_group_or_lab(role: str) -> None:
 
 
 @pytest.mark.parametrize("path", TASK_FILES, ids=relative)
-def test_tasks_name_modules_in_full_and_ignore_no_error(path: Path) -> None:
+def test_k3_tasks_name_modules_in_full_and_ignore_no_error(path: Path) -> None:
     for task in tasks_of(path):
         module = module_of(task)
         if module is None:

@@ -21,7 +21,7 @@ def run(made: site.SimulatedSite, *, dead: tuple[str, ...] = (), changing: tuple
     return found
 
 
-def test_a_dead_host_blocks_nobody_and_a_new_one_touches_nobody(tmp_path: Path) -> None:
+def test_t23_g1_a_dead_host_blocks_nobody_and_a_new_one_touches_nobody(tmp_path: Path) -> None:
     made = site.write_site(tmp_path / "site", 3)
     assert {name: one.tasks for name, one in run(made).hosts.items() if name != "gpu0001"} == {
         "gpu0002": 1,

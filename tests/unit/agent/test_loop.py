@@ -213,7 +213,7 @@ def test_what_somebody_else_set_stays() -> None:
     assert {"key": "maintenance", "effect": "NoExecute"} in world.node["spec"]["taints"]
 
 
-def test_labels_that_are_no_longer_wanted_go_but_only_its_own() -> None:
+def test_f7_labels_that_are_no_longer_wanted_go_but_only_its_own() -> None:
     world = settled(World())
     world.cluster.put(NODE_PORTRAITS, {
         "metadata": {"name": "n1"}, "status": world.status,

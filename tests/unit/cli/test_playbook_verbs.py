@@ -49,6 +49,33 @@ def test_a_wrong_description_is_wrong_input_for_every_verb(
     assert document["next"].startswith(f"`myriad validate -i {tmp_path}` shows")
 
 
+OLD_GROUPS = """\
+all:
+  vars: {ansible_connection: local}
+  children:
+    kube-master: {hosts: {cp1: {}}}
+    kube-node: {hosts: {gpu1: {}}}
+    gpu_node: {children: {pool_h100: {hosts: {gpu2: {myriad_location: r1}}}}}
+"""
+
+
+def test_t21_f3_old_and_misspelled_groups_are_an_error_before_any_host_is_looked_at(tmp_path: Path) -> None:
+    """Ansible skips a play whose group is not there and ends well."""
+    (tmp_path / "hosts.yml").write_text(OLD_GROUPS)
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text(
+        "myriad_cluster: {name: site, topology_levels: [rack]}\nmyriad_pools: {h100: {model: H100-SXM5-80GB}}\n"
+    )
+    done = myriad("site", "-i", str(tmp_path), "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["exit_code"]) == (1, 1)
+    assert "group control_plane does not exist; list the machines of the control plane in it" in document["error"]
+    assert 'group gpu_node is not a group that Myriad knows; did you mean "gpu_nodes"?' in document["error"]
+    looked_at = [line for line in done.stderr.splitlines() if line.startswith(("cp1 ", "gpu1 ", "gpu2 "))]
+    assert looked_at == [], "the recap has a line for each host that a task ran on"
+    assert any(line.startswith("localhost ") for line in done.stderr.splitlines()), "there was a run, and a recap"
+
+
 def events(*rows: dict[str, Any], is_finished: bool = True) -> list[dict[str, Any]]:
     last = [{"event": "stats", "hosts": {}, "time": 9.0}] if is_finished else []
     return [{"event": "start", "time": 1.0}, *({"event": "result", "time": 2.0, **row} for row in rows), *last]

@@ -161,7 +161,7 @@ def test_the_example_is_the_site_that_it_says() -> None:
     assert {pool.use for pool in fleet.pools.values()} == {"training", "inference"}
 
 
-def test_cost_grows_with_the_number_of_hosts_and_not_faster(tmp_path: Path) -> None:
+def test_t23_g1_cost_grows_with_the_number_of_hosts_and_not_faster(tmp_path: Path) -> None:
     """Twice the hosts, each with an address, cost about twice the calls: seconds would depend on the machine."""
 
     def calls(count: int) -> int:

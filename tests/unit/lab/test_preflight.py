@@ -177,7 +177,7 @@ def test_no_free_subnet_and_networks_of_other_kinds() -> None:
     assert judge(GOOD._replace(engine=strange)).subnet == "10.77.0.0/24"
 
 
-def test_missing_programs_name_their_packages() -> None:
+def test_k5_missing_programs_name_their_packages() -> None:
     found = check("programs", programs=("make", "apt-get"))
     assert found.text == "missing on PATH: git, ssh, ssh-keygen"
     assert found.fix == "apt-get install git openssh-client"

@@ -163,7 +163,7 @@ def test_a_running_unit_is_restarted_when_its_files_are_newer_than_it(present, n
     assert present(units=running())["restarted"] == [UNIT]
 
 
-def test_a_unit_that_does_not_start_tells_its_journal_and_a_guess(present, node):
+def test_k2_a_unit_that_does_not_start_tells_its_journal_and_a_guess(present, node):
     node.unit_file(UNIT, "BROKEN\n")
     with pytest.raises(present.UnitError) as caught:
         present(units=running())
