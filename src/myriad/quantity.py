@@ -41,4 +41,7 @@ def parse(text: str) -> Decimal:
     found = _FORM.fullmatch(text)
     if not found:
         raise ValueError(f"{text!r} is not a quantity")
-    return Decimal(found["number"]) * _SUFFIXES[found["suffix"]]
+    try:
+        return Decimal(found["number"]) * _SUFFIXES[found["suffix"]]
+    except ArithmeticError as error:  # An exponent beyond what a Decimal holds.
+        raise ValueError(f"{text[:40]!r} is beyond any quantity") from error

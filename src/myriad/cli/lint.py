@@ -24,6 +24,7 @@ from myriad.lint.scene import Scene
 
 SUFFIXES = (".yml", ".yaml", ".json")
 _HAS_KIND = re.compile(r"^kind:", re.MULTILINE)
+_SAYS_SOMETHING = re.compile(r"^(?!---|\.\.\.)[^\s#\ufeff]", re.MULTILINE)
 #: Kinds of which an inventory renders every object.
 RENDERED = frozenset(
     {
@@ -140,11 +141,11 @@ def read_paths(paths: Iterable[str]) -> tuple[list[Document], list[str]]:
     for name in paths:
         try:
             if name == "-":
-                documents += _objects(read_text(sys.stdin.read(), "<stdin>"), strict=True)
+                documents += _named(sys.stdin.read(), "<stdin>")
                 continue
             path = Path(name)
             if not path.is_dir():
-                documents += _objects(read_text(_text(path), name), strict=True)
+                documents += _named(_text(path), name)
                 continue
             files = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES and f.is_file() and not _hidden(f, path))
             if not files:
@@ -186,6 +187,14 @@ def read_paths(paths: Iterable[str]) -> tuple[list[Document], list[str]]:
     return documents, skipped
 
 
+def _named(text: str, name: str) -> list[Document]:
+    """Objects of a file that was named; one that holds nothing is a mistake (a pipe from a command that failed)."""
+    found = _objects(read_text(text, name), strict=True)
+    if not found and not _SAYS_SOMETHING.search(text):
+        raise InputError("holds nothing: no object is in it", where=name, hint="look at what should have written it")
+    return found
+
+
 def _hidden(file: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(root).parts)
 
@@ -199,8 +208,13 @@ def _text(path: Path) -> str:
         ) from None
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
+        utf16 = path.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff")
         raise InputError(
-            f"is not text (UTF-8): {error.reason}", where=f"{path}:{line}", hint="give YAML or JSON"
+            "is written in UTF-16" if utf16 else f"is not text (UTF-8): {error.reason}",
+            where=f"{path}:{line}",
+            hint="save it as UTF-8 (in PowerShell: `... | Set-Content -Encoding utf8 FILE`)"
+            if utf16
+            else "give YAML or JSON",
         ) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,13 @@ def register(app: typer.Typer) -> None:
         kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig; $KUBECONFIG without it.")] = None,
     ) -> None:
         """Make a recorded decision again and compare: exit code 0 where it is the same, 4 where it differs."""
+        named = Path(what).is_dir() or what.endswith((".json", ".gz")) or what.startswith(("/", "./", "../"))
+        if named and not Path(what).is_file():
+            raise InputError(
+                "this is a folder" if Path(what).is_dir() else "there is no such file",
+                where=what,
+                hint="give a file of a decision's inputs, or the name of a job",
+            )
         if Path(what).is_file():
             data, record = _from_file(Path(what)), None
         else:
@@ -148,18 +156,26 @@ def _lines(report: Json) -> list[str]:
 
 
 def _from_file(path: Path) -> Json:
-    raw = path.read_bytes()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror}", where=str(path), hint="give a file that is there"
+        ) from None
     try:
         data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
         raise InputError(f"{path} is no JSON: {error}", hint="give a file of a decision's inputs") from error
     if not isinstance(data, dict):
         raise InputError(f"{path} holds no decision's inputs", hint="the leader keeps them beside its log")
     if "nodes_in" in data:  # as the extension keeps them: the nodes lie in a file beside it
-        beside = path.with_name(f"{str(data['nodes_in']).removeprefix('sha256:')}.json.gz")
+        digest = str(data["nodes_in"]).removeprefix("sha256:")
+        if not digest.isalnum():
+            raise InputError(f"{path} names its nodes by {digest[:40]!r}, which is no hash", hint="copy the file anew")
+        beside = path.with_name(f"{digest}.json.gz")
         if not beside.is_file():
             raise InputError(f"{path} needs {beside.name} beside it, which holds the nodes", hint="copy both files")
-        data = {**data, "nodes": _from_file(beside)["nodes"]}
+        data = {**data, "nodes": _from_file(beside).get("nodes")}
     return data
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from myriad import quantity
 from myriad.errors import InputError
+from myriad.lint.rules_quantities import device_meant, implausible
 
 Form = Literal["pytorch", "batch"]
 FORMS: tuple[Form, ...] = ("pytorch", "batch")
@@ -24,6 +25,9 @@ UNNAMED_DIGEST = "sha256:" + "0" * 64
 UNNAMED_IMAGE = f"registry.myriad.internal/YOUR-TEAM/YOUR-IMAGE@{UNNAMED_DIGEST}".lower()
 _RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 _MAX_HOURS = 24 * 366
+#: Above these a figure is a slip of the finger: no cluster has so many nodes, no machine so many cards.
+_MAX_NODES, _MAX_GPUS = 100_000, 256
+_LONGEST = 32
 #: Ports of torchrun's rendezvous.
 PORT = 29500
 
@@ -116,8 +120,12 @@ def _wrong(request: Request) -> list[str]:
             )
     if request.nodes < 1:
         wrong.append(f"--nodes is {request.nodes}; a job has 1 node or more")
+    elif request.nodes > _MAX_NODES:
+        wrong.append(f"--nodes is {request.nodes}; a job has {_MAX_NODES:,} nodes at most")
     if request.gpus < 1:
         wrong.append(f"--gpus is {request.gpus}; a pod has 1 GPU or more (a job without GPUs needs no template)")
+    elif request.gpus > _MAX_GPUS:
+        wrong.append(f"--gpus is {request.gpus}; a pod has {_MAX_GPUS} GPUs at most, those of one node")
     most = request.pool.gpus_per_node
     if most is not None and request.gpus > most:
         wrong.append(
@@ -126,6 +134,8 @@ def _wrong(request: Request) -> list[str]:
         )
     if not _RESOURCE.fullmatch(request.pool.resource):
         wrong.append(f"--resource {request.pool.resource!r} is no resource name, such as nvidia.com/gpu")
+    elif meant := device_meant(request.pool.resource):
+        wrong.append(f"--resource {request.pool.resource}: the device is called {meant}; no node offers another name")
     if "/mig-" in request.pool.resource and (request.nodes > 1 or request.gpus > 1):
         wrong.append(
             f"{request.pool.resource} is a slice of a card: slices do not reach each other, so a job has one pod with "
@@ -150,6 +160,10 @@ def _wrong(request: Request) -> list[str]:
     for option, amount in (("--cpu", request.cpu), ("--memory", request.memory)):
         if amount and not _positive(amount):
             wrong.append(f"{option} {amount!r} is no quantity above 0; write 8, 500m or 64Gi")
+        elif amount:
+            reading, change = implausible(option.removeprefix("--"), amount, quantity.parse(amount), by_pod=True)
+            if reading:
+                wrong.append(f"{option} {amount} is {reading}; {change}")
     return wrong + _wrong_elastic(request)
 
 
@@ -185,7 +199,7 @@ def parse_elastic(text: str) -> tuple[int, int]:
         InputError: it is no range.
     """
     low, colon, high = text.partition(":")
-    if not (colon and low.isascii() and high.isascii() and low.isdigit() and high.isdigit()):
+    if len(text) > _LONGEST or not (colon and low.isascii() and high.isascii() and low.isdigit() and high.isdigit()):
         raise InputError(f"--elastic {text!r} is no range", hint="write MIN:MAX, such as 4:8")
     return int(low), int(high)
 
@@ -196,11 +210,13 @@ def parse_hours(text: str) -> Fraction:
     Raises:
         InputError: it is no time.
     """
-    try:
-        return Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        pass
-    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?", text)
+    # An exponent would be written out digit by digit, and it is no way to say hours.
+    if len(text) <= _LONGEST and "e" not in text.lower():
+        try:
+            return Fraction(text)
+        except (ValueError, ZeroDivisionError):
+            pass
+    found = re.fullmatch(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?", text)
     if not found or not any(found.groups()):
         raise InputError(f"--hours {text!r} is no time", hint="write hours, such as 12, 0.5 or 1h30m")
     return Fraction(int(found[1] or 0)) + Fraction(int(found[2] or 0), 60)

@@ -72,11 +72,17 @@ def resource_name(scene: Scene) -> Iterator[Raw]:
                 yield from _misnamed(queue, at, name, False)
 
 
-def _misnamed(thing: Thing, path: KeyPath, name: str, by_pod: bool) -> Iterator[Raw]:
-    what = "asks for" if by_pod else "counts"
+def device_meant(name: str) -> str:
+    """The vendor's name of a whole GPU where a name is nearly that; "" for any other, and for the right one."""
     almost = _ALMOST.fullmatch(name)
     right = f"{(almost['vendor'] or 'nvidia').lower()}.com/gpu" if almost else ""
-    if right and name != right:
+    return right if right != name else ""
+
+
+def _misnamed(thing: Thing, path: KeyPath, name: str, by_pod: bool) -> Iterator[Raw]:
+    what = "asks for" if by_pod else "counts"
+    right = device_meant(name)
+    if right:
         effect = "the API server refuses it" if "/" not in name and by_pod else "no node offers that"
         yield Raw(
             thing,
@@ -114,12 +120,12 @@ def implausible_quantity(scene: Scene) -> Iterator[Raw]:
         value = number(said)
         if value is None or value <= 0:
             continue
-        reading, change = _implausible(name, str(said), value, by_pod)
+        reading, change = implausible(name, str(said), value, by_pod=by_pod)
         if reading:
             yield Raw(thing, path, f"says {name} {said}, which is {reading}", change)
 
 
-def _implausible(name: str, said: str, value: Decimal, by_pod: bool) -> tuple[str, str]:
+def implausible(name: str, said: str, value: Decimal, *, by_pod: bool) -> tuple[str, str]:
     """How an amount reads that nobody means, and what to write; two empty texts for any other."""
     binary = _BINARY.search(said)
     if value >= MOST:

@@ -91,9 +91,7 @@ def number(value: Any) -> Decimal | None:
         return None
     try:
         found = quantity.parse(str(value))
-    except OverflowError:
-        return MOST  # An exponent beyond what a Decimal holds.
-    except (ValueError, ArithmeticError):
+    except ValueError:
         return None
     return max(-MOST, min(MOST, found))
 

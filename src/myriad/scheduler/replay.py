@@ -80,12 +80,17 @@ def inputs_of(
     }
 
 
+_HINT = "give a file written by the decision log, as it was written"
+
+
 def replay(data: Mapping[str, Any], *, policy: PlacementPolicy | None = None) -> tuple[Outcome, str]:
     """Plan again from `inputs_of`'s data (through JSON or not): (outcome, hash of the inputs as read).
 
     ``policy`` tries another policy on the same state. Raises InputError where the data is no set of inputs.
     """
     try:
+        if data.get("format") is None:
+            raise InputError("these are no inputs of a decision: they say no format", hint=_HINT)
         if data["format"] != FORMAT:
             raise InputError(f"planner inputs of format {data['format']}", hint=f"this version reads format {FORMAT}")
         snapshot = Snapshot.build([_node(n) for n in data["nodes"]], levels=data["levels"])
@@ -95,10 +100,13 @@ def replay(data: Mapping[str, Any], *, policy: PlacementPolicy | None = None) ->
         gang = _gang(data["gang"])
         chosen = policy or PlacementPolicy(**data["policy"])
         penalty = None if data["penalty"] is None else np.array(data["penalty"], dtype=np.float64)
-    except (KeyError, TypeError) as e:
-        raise InputError(f"these are no planner inputs: {e!r}", hint="give a file written by the decision log") from e
-    outcome = plan(snapshot, gang, chosen, node_penalty=penalty)
-    return outcome, inputs_hash(snapshot, gang, chosen, node_penalty=penalty)
+        outcome = plan(snapshot, gang, chosen, node_penalty=penalty)
+        return outcome, inputs_hash(snapshot, gang, chosen, node_penalty=penalty)
+    except KeyError as e:
+        raise InputError(f"these are no whole inputs of a decision: {e.args[0]} is missing", hint=_HINT) from e
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
+        # A field of another shape shows wherever it is used first.
+        raise InputError(f"these inputs of a decision cannot be read: {e}", hint=_HINT) from e
 
 
 def _node(data: Mapping[str, Any]) -> NodeInfo:

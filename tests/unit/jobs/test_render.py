@@ -148,6 +148,12 @@ def test_a_pool_of_volcano_gets_its_scheduler_queue_and_minimum() -> None:
         ({"env": (("A B", "1"),)}, "no name of a variable"),
         ({"memory": "64 GB"}, "--memory '64 GB' is no quantity"),
         ({"cpu": "0"}, "above 0"),
+        ({"cpu": "16Gi"}, "--cpu 16Gi is 17,179,869,184 cores: Gi is a unit of memory; write 16"),
+        ({"memory": "64"}, "--memory 64 is 64 bytes"),
+        ({"cpu": "1e999999999"}, "is no quantity"),
+        ({"nodes": 99_999_999_999}, "a job has 100,000 nodes at most"),
+        ({"gpus": 999}, "a pod has 256 GPUs at most"),
+        ({"pool": PoolFacts(resource="nvidia.com/gpus")}, "the device is called nvidia.com/gpu"),
         ({"checkpoint_claim": "My_Claim"}, "no name of a PersistentVolumeClaim"),
     ],
 )
@@ -170,7 +176,7 @@ def test_hours_in_every_form(text: str, hours: Fraction) -> None:
     assert parse_hours(text) == hours
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1d", "1/0", "h"])
+@pytest.mark.parametrize("text", ["", "soon", "1d", "1/0", "h", "1e999999999", "9" * 5000, "9" * 5000 + "h"])
 def test_hours_that_are_none(text: str) -> None:
     with pytest.raises(InputError):
         parse_hours(text)
@@ -178,7 +184,7 @@ def test_hours_that_are_none(text: str) -> None:
 
 def test_ranges() -> None:
     assert parse_elastic("4:8") == (4, 8)
-    for text in ("4", "4:", ":8", "a:b", "4:8:16", "-1:8", "٤:٨"):
+    for text in ("4", "4:", ":8", "a:b", "4:8:16", "-1:8", "٤:٨", "1:" + "9" * 5000):
         with pytest.raises(InputError):
             parse_elastic(text)
 

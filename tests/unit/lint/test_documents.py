@@ -168,3 +168,26 @@ def test_patches_beside_manifests_are_left_out_and_a_list_among_objects_is_not(t
     code, text = lint(str(tmp_path))
     assert code == 1 and "mixed.yaml:5: this is a list" in text
     assert lint(str(tmp_path / "patch.yaml"))[0] == 1
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n# here\n...\n---\n", "\ufeff"])
+def test_a_named_file_that_holds_nothing_is_a_pipe_that_failed(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text(text)
+    code, said = lint(str(file))
+    assert code == 1 and "holds nothing: no object is in it" in said
+    code, said = lint(str(tmp_path))
+    assert code == 0, "beside others it is no mistake"
+
+
+def test_an_empty_answer_of_kubectl_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text("apiVersion: v1\nkind: List\nitems: []\n")
+    assert lint(str(file))[0] == 0
+
+
+def test_a_file_in_utf_16_is_told_how_to_save_it(tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    file.write_bytes("apiVersion: v1\nkind: Namespace\n".encode("utf-16"))
+    code, said = lint(str(file))
+    assert code == 1 and "is written in UTF-16" in said and "UTF-8" in said

@@ -19,6 +19,7 @@ from myriad.scheduler.inputs import InputsFolder, Keeper
 from myriad.scheduler.model import PlacementPolicy
 from myriad.scheduler.placement import plan
 from myriad.scheduler.replay import inputs_hash, replay
+from myriad.scheduler.replay import inputs_of as replay_inputs
 
 
 @pytest.fixture
@@ -111,3 +112,54 @@ def test_replay_of_a_job_compares_with_its_record(
     assert result.exit_code == 0 and "the same nodes" in result.output
     answers["/v1/decisions/inputs"] = None
     assert "not kept any more" in str(CliRunner().invoke(app, ["replay", "vision/bert"]).exception)
+
+
+def test_a_file_that_is_not_there_is_no_job(app: typer.Typer, tmp_path: Path) -> None:
+    for name, words in (("a.json", "no such file"), ("./a", "no such file"), (str(tmp_path), "this is a folder")):
+        result = CliRunner().invoke(app, ["replay", name])
+        assert isinstance(result.exception, InputError) and words in str(result.exception), name
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is no JSON"),
+        (b"\x1f\x8b\x08\x00broken", "is no JSON"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
+        (b"[]", "holds no decision's inputs"),
+        (b'{"a": 1}', "they say no format"),
+        (b'{"format": 1}', "is missing"),
+        (b'{"nodes_in": "../../etc/passwd"}', "is no hash"),
+        (b'{"nodes_in": "sha256:00"}', "beside it"),
+    ],
+)
+def test_a_file_that_holds_no_inputs_is_told_in_a_sentence(
+    app: typer.Typer, tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "inputs.json"
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, ["replay", str(path)])
+    assert isinstance(result.exception, InputError) and words in str(result.exception), result.exception
+
+
+def test_inputs_that_are_damaged_anywhere_are_refused_or_planned(decided: Any) -> None:
+    whole = json.dumps(replay_inputs(*decided))
+    for path in list(_paths(json.loads(whole)))[:400]:
+        for odd in (None, "x", -1, [], {}):
+            data = json.loads(whole)
+            holder = data
+            for part in path[:-1]:
+                holder = holder[part]
+            holder[path[-1]] = odd
+            try:
+                replay(data)
+            except InputError as error:
+                assert error.hint
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from _paths(inner, (*path, key))
