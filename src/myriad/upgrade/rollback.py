@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -152,6 +152,36 @@ def _group_versions(api: Api) -> list[str]:
     return ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
 
 
+def read_kept(path: Path, set_name: str) -> list[Json]:
+    """The objects that `keep` wrote of a set.
+
+    What is not among them is removed from the cluster, so a file that is empty, or of another set, would remove it all.
+
+    Raises:
+        InputError: the file holds something else.
+    """
+    hint = f"`ls {path.parent}` shows what was kept; files are named {set_name}-TIME.json"
+    try:
+        objects = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from error
+    except ValueError as error:
+        raise InputError(f"holds no kept objects: {error}", where=str(path), hint=hint) from error
+    if not isinstance(objects, list) or not objects:
+        raise InputError("holds no kept objects: they are a list, with one object at least", where=str(path), hint=hint)
+    for number, obj in enumerate(objects, 1):
+        metadata = obj.get("metadata") if isinstance(obj, dict) else None
+        if not isinstance(metadata, dict) or not all((obj.get("apiVersion"), obj.get("kind"), metadata.get("name"))):
+            raise InputError(f"entry {number} is no object with apiVersion, kind and name", where=str(path), hint=hint)
+        found = (metadata.get("labels") or {}).get(SET_LABEL)
+        if found != set_name:
+            whose = f"of {found}" if found else "of no set"
+            raise InputError(
+                f"{obj['kind']} {metadata['name']} is {whose}, not of {set_name}", where=str(path), hint=hint
+            )
+    return objects
+
+
 def back(api: Api, set_name: str, path: Path, *, dry_run: bool = False, timeout_s: float = 180.0) -> Outcome:
     """Apply what was kept, and remove what came since.
 
@@ -159,9 +189,6 @@ def back(api: Api, set_name: str, path: Path, *, dry_run: bool = False, timeout_
         InputError: the file holds no objects.
         ApplyError: what could not be applied.
     """
-    try:
-        objects: Sequence[Json] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"holds no kept objects: {error}", where=str(path)) from error
+    objects = read_kept(path, set_name)
     options = Options(set_name=set_name, prune=True, force_conflicts=True, dry_run=dry_run, timeout_s=timeout_s)
     return Applier(api, options).apply(objects)
