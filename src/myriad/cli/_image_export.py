@@ -11,7 +11,7 @@ from myriad.cli import _image_shared as shared
 from myriad.cli._image_source import layout_of
 from myriad.cli.output import console, emit_json
 from myriad.images.layer import from_tree, write_tar
-from myriad.images.oci import export_docker_archive
+from myriad.images.oci import check_blobs, export_docker_archive
 
 _FORMATS = ("docker", "oci")
 
@@ -41,6 +41,8 @@ def add(app: typer.Typer) -> None:
             raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
         with layout_of(name, images=images, tag=tag, ca=ca) as layout:
             image = layout.image(ref)
+            # What was just built stands in the store by its digest; a folder was anybody's meanwhile.
+            check_blobs(image, digests=layout.root == Path(name))
             partial = out.with_name(f".{out.name}.partial")
             try:
                 if kind == "docker":

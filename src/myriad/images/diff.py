@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+import zstandard
 from packaging.utils import canonicalize_name
 
+from myriad.errors import MyriadError
 from myriad.images.layer import clean_path
-from myriad.images.oci import BuiltImage, open_layer
+from myriad.images.oci import BuiltImage, check_blobs, open_layer
 
 _DPKG = "var/lib/dpkg/status"
 _METADATA = re.compile(r".*\.dist-info/METADATA")
@@ -80,8 +82,10 @@ def difference(before: BuiltImage, after: BuiltImage) -> Difference:
     """Compare two images whose blobs are at hand. Only layers that differ are read.
 
     Raises:
-        MyriadError: a layer is of a kind that cannot be read.
+        MyriadError: a layer is missing, damaged, or of a kind that cannot be read.
     """
+    check_blobs(before)
+    check_blobs(after)
     common = set(before.layer_digests) & set(after.layer_digests)
     one, other = _contents(before, common), _contents(after, common)
     old, new = {layer[0] for layer in one.layers}, {layer[0] for layer in other.layers}
@@ -127,8 +131,16 @@ def _contents(image: BuiltImage, common: set[str]) -> Contents:
             )
     for digest in image.layer_digests:
         # Packages of shared layers are in both alike, unless an upper layer says otherwise.
-        if digest not in common:
+        if digest in common:
+            continue
+        try:
             _read(image, digest, found)
+        except (tarfile.TarError, zstandard.ZstdError, OSError, EOFError) as error:
+            raise MyriadError(
+                f"a layer cannot be read to its end: {error}",
+                where=str(image.blobs[digest].path),
+                hint="build the image again, or copy it again from its source",
+            ) from error
     return found
 
 

@@ -299,11 +299,41 @@ def _link(source: Path, target: Path) -> None:
 
 def open_layer(blob: Blob) -> IO[bytes]:
     """The tar stream inside a layer, for reading once from start to end."""
-    if blob.media_type == MEDIA_TYPE_LAYER_ZSTD:
+    # By the end of its name: Docker and the OCI call the same three kinds differently.
+    kind = blob.media_type.rpartition(".")[2] if "layer" in blob.media_type or "rootfs.diff" in blob.media_type else ""
+    if kind.endswith("zstd"):
         return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(blob.path.open("rb"), closefd=True))
-    if blob.media_type == MEDIA_TYPE_LAYER_GZIP:
+    if kind.endswith("gzip"):
         return cast(IO[bytes], gzip.open(blob.path, "rb"))
+    if kind == "tar":
+        return blob.path.open("rb")
     raise MyriadError(f"{blob.media_type} is not a layer", where=str(blob.path))
+
+
+def check_blobs(image: BuiltImage, *, digests: bool = False) -> None:
+    """See that an image is whole before it is read or sent on.
+
+    Args:
+        image: the image.
+        digests: also read every blob; without it presence and size are looked at.
+
+    Raises:
+        MyriadError: a blob is missing, has another size, or is not what its digest says.
+    """
+    for digest, blob in image.blobs.items():
+        fault = ""
+        if not blob.path.is_file():
+            fault = f"the image lacks a blob that it names, {digest[:19]}..."
+        elif (held := blob.path.stat().st_size) != blob.size:
+            fault = f"the blob has {held:,} bytes, what names it says {blob.size:,}"
+        elif digests:
+            with blob.path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            fault = f"the blob was changed: its sha256 is {found[:12]}..." if digest != f"sha256:{found}" else ""
+        if fault:
+            raise MyriadError(
+                fault, where=str(blob.path), hint="build the image again, or copy it again from its source"
+            )
 
 
 def export_docker_archive(image: BuiltImage, out: Path, *, epoch: int = SOURCE_DATE_EPOCH) -> None:

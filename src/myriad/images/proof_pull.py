@@ -34,6 +34,11 @@ def pull_layout(reference: str, root: Path, *, ca: Path | None = None, blobs: bo
         MyriadError: the registry does not answer, refuses or lacks it.
     """
     scheme, separator, plain = reference.rpartition("://")
+    if scheme not in ("", "http", "https"):
+        raise InputError(
+            f'"{reference}" begins with {scheme}://, which is no registry\'s address',
+            hint=f"{plain}, with http:// before it for a registry without TLS",
+        )
     ref = parse_ref(plain)
     if not ref.wanted:
         raise InputError(

@@ -11,17 +11,23 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from myriad.cli import build_app
 from myriad.errors import InputError, MyriadError
 from myriad.images.definition import load_definition, runtime_folders
+from myriad.images.diff import difference
+from myriad.images.oci import open_layer
 from myriad.images.proof import look, prove
 from myriad.images.proof_layout import LayoutImage, open_image
 from myriad.images.proof_loader import loading
+from myriad.images.proof_pull import pull_layout
 from myriad.images.proof_rules import load_rules
 from tests.unit.images import proof_images as small
 from tests.unit.images.test_proof_break import only, proven, wheels
 
 TODAY = date(2026, 11, 30)
+APP = build_app("image")
 IMAGES = Path(__file__).parents[3] / "images"
 
 
@@ -142,6 +148,63 @@ def test_an_image_for_another_processor(tmp_path: Path) -> None:
     remake(image, config=lambda value: value.update(architecture="arm64"))
     (told,) = only(prove(look(open_image(image.root), declared), today=TODAY), "config")
     assert told.what.startswith("the image says that it is for linux/arm64")
+
+
+def damaged(tmp_path: Path, how: str) -> LayoutImage:
+    """An image whose layer is missing, cut, or other bytes of the same length."""
+    image = small.layout(tmp_path, small.system())
+    path = image.layers[0].path
+    data = path.read_bytes()
+    path.unlink()
+    if how != "missing":
+        path.write_bytes(data[:-20] if how == "cut" else data[:-1] + bytes([data[-1] ^ 255]))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("missing", "the image lacks a blob that it names"),
+        ("cut", "bytes, what names it says"),
+        ("changed", "the blob was changed: its sha256 is"),
+    ],
+)
+def test_a_damaged_layout_is_not_exported(tmp_path: Path, how: str, words: str) -> None:
+    image = damaged(tmp_path, how)
+    out = tmp_path / "out.tar"
+    done = CliRunner().invoke(APP, ["image", "export", str(image.root), "--out", str(out)])
+    assert isinstance(done.exception, MyriadError) and done.exception.exit_code == 2
+    assert words in done.exception.message and "copy it again" in str(done.exception.hint)
+    assert [one.name for one in tmp_path.iterdir() if "out.tar" in one.name] == []
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "changed"])
+def test_a_damaged_layout_is_not_compared(tmp_path: Path, how: str) -> None:
+    image = damaged(tmp_path / "a", how)
+    other = small.layout(tmp_path / "b", {"a": b"one"})
+    with pytest.raises(MyriadError) as caught:
+        difference(image.layout.image(), other.layout.image())
+    assert caught.value.where == str(image.layers[0].path) and "copy it again" in str(caught.value.hint)
+
+
+def test_layers_of_docker_are_compared_as_well(tmp_path: Path) -> None:
+    image = small.layout(tmp_path / "a", small.system())
+    with open_layer(image.layout.image().blobs[image.layers[0].digest]) as stream:
+        plain = stream.read()
+    digest, row = image.layout.put(plain), "application/vnd.oci.image.layer.v1.tar"
+    remake(
+        image,
+        lambda value: value["layers"][0].update(digest=digest, size=len(plain), mediaType=row),
+        lambda value: value["rootfs"].update(diff_ids=[digest]),
+    )
+    other = small.layout(tmp_path / "b", small.system())
+    found = difference(open_image(image.root).layout.image(), other.layout.image())
+    assert found.files == [] and len(found.layers) == 1
+
+
+def test_an_address_of_another_kind_is_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="begins with docker://, which is no registry's address"):
+        pull_layout("docker://a.site/b:1", tmp_path / "layout")
 
 
 # The loader
