@@ -14,7 +14,8 @@ from pathlib import Path
 
 from myriad.cli.output import err_console
 from myriad.errors import InputError, MyriadError
-from myriad.fleet import check
+from myriad.fleet import RawInventory, check
+from myriad.fleet.check import ROLE_GROUPS
 from myriad.fleet.names import did_you_mean
 from myriad.inventory import read_inventory
 from myriad.roles import roles_folder, with_role_settings
@@ -73,6 +74,21 @@ def check_limit(inventory: Path, limit: str) -> None:
                 f'"{name}" is neither a host nor a group of the inventory{did_you_mean(name, known - _ALWAYS)}',
                 where=str(inventory),
             )
+    _refuse_idle(read, limit, inventory)
+
+
+def _refuse_idle(read: RawInventory, limit: str, inventory: Path) -> None:
+    """Refuse a limit to machines that no play takes: the run would end well and have done nothing."""
+    names = [part.strip() for part in limit.replace(":", ",").split(",") if part.strip()]
+    if not names or not all(name in read.hosts or name in read.groups for name in names):
+        return
+    hosts = [host for host in read.hosts.values() if any(name == host.name or name in host.groups for name in names)]
+    if not any(group in ROLE_GROUPS or group.startswith("pool_") for host in hosts for group in host.groups):
+        raise InputError(
+            f"{', '.join(names)}: in none of the groups {', '.join(ROLE_GROUPS)}, so nothing would be done",
+            where=str(inventory),
+            hint="put the machine into its group, or name others after --limit",
+        )
 
 
 def run_playbook(

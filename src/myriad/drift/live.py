@@ -154,7 +154,9 @@ def versions(locked: Mapping[str, str], nodes: Iterable[Json], control_plane: It
         labels = (pod.get("metadata") or {}).get("labels") or {}
         component = str(labels.get("component") or "")
         for container in (pod.get("spec") or {}).get("containers") or []:
-            tag = str(container.get("image") or "").partition("@")[0].rpartition(":")[2]
+            # The port of a registry is no tag.
+            name = str(container.get("image") or "").partition("@")[0].rpartition("/")[2]
+            tag = name.partition(":")[2]
             where = (pod.get("spec") or {}).get("nodeName") or "?"
             differs(f"{component} of {where}", "etcd" if component == "etcd" else "kubernetes", tag)
     return found

@@ -189,13 +189,24 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
     for result in run.hosts.values():
         for _role, task, message in result.failures:
             where = CLUSTER if result.name in in_cluster or result.name == "localhost" else result.name
-            failures.setdefault(where, f"{task}: {message.splitlines()[0] if message else ''}")
+            failures.setdefault(where, f"{task}: {_first_words(message)}")
     if not run.is_finished:
-        failures.setdefault(CLUSTER, "the run was broken off")
-    unreachable = {result.name: result.unreachable for result in run.hosts.values() if result.unreachable}
+        failures.setdefault(CLUSTER, "the run was broken off before its end; what it printed says why")
+    unreachable = {
+        result.name: " ".join(result.unreachable.split()) for result in run.hosts.values() if result.unreachable
+    }
+    if not (nodes or in_cluster or unreachable or failures):
+        # A look at nothing finds nothing: for a pipeline that would read as "all is well".
+        failures[CLUSTER] = "no host was looked at: the limit names none that Myriad manages"
     return Report(
         sorted(nodes), sorted(found), unreachable, failures, list(dict.fromkeys(notes)), run.seconds, bool(in_cluster)
     )
+
+
+def _first_words(message: str) -> str:
+    """The first line of a message, and the next where that only announces it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
 
 
 def _of_record(sentences: Iterable[str], *, explained: bool) -> set[Difference]:

@@ -66,6 +66,23 @@ def test_limits_that_name_what_there_is_pass(limit: str) -> None:
     check_limit(EXAMPLE, limit)
 
 
+@pytest.mark.parametrize(
+    ("limit", "is_refused"),
+    [("spare1", True), ("spare", True), ("spare1,spare2", True), ("gpu1", False), ("spare1,gpu1", False),
+     ("all", False), ("spare*", False)],
+)  # fmt: skip
+def test_a_limit_to_machines_that_no_play_takes_is_refused(tmp_path: Path, limit: str, is_refused: bool) -> None:
+    (tmp_path / "hosts.yml").write_text(
+        "control_plane: {hosts: {cp1: {}}}\ngpu_nodes: {children: {pool_h100: {hosts: {gpu1: {}}}}}\n"
+        "spare: {hosts: {spare1: {}, spare2: {}}}\n"
+    )
+    if not is_refused:
+        check_limit(tmp_path, limit)
+        return
+    with pytest.raises(InputError, match="in none of the groups control_plane, gpu_nodes, registry"):
+        check_limit(tmp_path, limit)
+
+
 @pytest.mark.parametrize("limit", ["gpx0001", "gpu0001,pool_h10", "gpu0001:nobody"])
 def test_a_limit_that_names_nobody_is_refused(limit: str) -> None:
     with pytest.raises(InputError, match="neither a host nor a group of the inventory; ") as caught:

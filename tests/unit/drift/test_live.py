@@ -117,3 +117,15 @@ def test_a_prediction_becomes_fields() -> None:
         ("Topology gone", "present", "absent"),
         ("Topology extra", "absent", "present"),
     ]
+
+
+def test_the_port_of_a_registry_is_no_version() -> None:
+    def pod(image: str) -> Json:
+        labels = {"component": "kube-apiserver"}
+        return {"metadata": {"labels": labels}, "spec": {"nodeName": "cp1", "containers": [{"image": image}]}}
+
+    locked = {"kubernetes": "1.35.4"}
+    assert versions(locked, [], [pod("registry.lan:5000/kube-apiserver@sha256:0")]) == []
+    assert versions(locked, [], [pod("registry.lan:5000/kube-apiserver:v1.35.4@sha256:0")]) == []
+    (found,) = versions(locked, [], [pod("registry.lan:5000/kube-apiserver:v1.34.4")])
+    assert (found["item"], found["found"]) == ("kube-apiserver of cp1", "v1.34.4")

@@ -113,3 +113,19 @@ def test_a_look_that_left_the_cluster_out_does_not_say_that_it_is_right() -> Non
     report = report_of(events(result("gpu1")))
     assert report.lines() == ["1 node, none differ; the cluster was not compared: 2 s"]
     assert report.as_dict()["cluster_compared"] is False
+
+
+def test_a_look_at_nothing_is_no_agreement() -> None:
+    """`--limit` with a host that no play takes ends well for Ansible, with no host matched."""
+    report = report_of(events())
+    assert report.exit_code == 2
+    assert report.failures == {CLUSTER: "no host was looked at: the limit names none that Myriad manages"}
+
+
+def test_reasons_are_one_line_and_not_only_its_announcement() -> None:
+    stats = {"event": "stats", "hosts": {"gpu1": {"failures": 1}, "gpu2": {"unreachable": 1}}, "time": 3.0}
+    failed = result("gpu1", status="failed", message="the description is wrong:\n  hosts.yml: gpu1 is twice\n  more")
+    gone = result("gpu2", status="unreachable", message="Connection timed out\nConnection to 10.0.0.6 port 22")
+    report = report_of([*events(failed, gone)[:-1], stats])
+    assert report.failures["gpu1"].endswith("the description is wrong: hosts.yml: gpu1 is twice")
+    assert report.unreachable["gpu2"] == "Connection timed out Connection to 10.0.0.6 port 22"
