@@ -52,7 +52,9 @@ def plan(
     images: Images = None,
     inventory: Inventory = LAB,
     pool: Pools = None,
-    gb: Annotated[float | None, typer.Option("--gb", min=0.001, help="Compressed GB that a node fetches.")] = None,
+    gb: Annotated[
+        float | None, typer.Option("--gb", min=0.001, max=100_000, help="Compressed GB that a node fetches.")
+    ] = None,
     bundle: Annotated[
         Path | None, typer.Option(help="Bundle that holds the images: their sizes are read there.")
     ] = None,

@@ -188,7 +188,7 @@ def load_node_image(folder: Path) -> NodeImage:
         raise InputError(
             "there is no image.yml", where=str(folder), hint="name a folder of images/, as images/node-debian12"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"not YAML: {error}", where=str(path)) from error
     if isinstance(value, dict) and "entrypoint" in value:
         raise InputError(

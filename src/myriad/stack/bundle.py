@@ -8,6 +8,8 @@ give the same manifest.
 from __future__ import annotations
 
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -291,19 +293,51 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def parse_manifest(content: bytes, *, where: str) -> Manifest:
     """Read a manifest. Raises InputError that names `where` and each field that is wrong."""
+    again = "build or copy the bundle again"
     try:
         loaded = yaml.load(content, _LOADER)  # noqa: S506 (a safe loader, in C where there is one)
-        return Manifest.model_validate(loaded)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"is not YAML: {error}", where=where, hint="build or copy the bundle again") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: what looks like a date and is none, such as 2026-13-40.
+        raise InputError(f"is not YAML: {error}", where=where, hint=again) from error
+    if not isinstance(loaded, dict):
+        told = "it is empty" if loaded is None else f"it holds a {type(loaded).__name__}"
+        raise InputError(f"is no manifest of a bundle: {told}", where=where, hint=again)
+    try:
+        manifest = Manifest.model_validate(loaded)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, item['loc'])) or 'bundle.yml'}: {item['msg']}" for item in error.errors()]
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise InputError(
             f"is no manifest of a bundle: {'; '.join(wrong[:3])}{more}",
             where=where,
-            hint="build or copy the bundle again; one that a newer Myriad made is read by that version",
+            hint=f"{again}; one that a newer Myriad made is read by that version",
         ) from error
+    faults = list(_faults(manifest))
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise InputError(f"is no manifest of a bundle: {'; '.join(faults[:3])}{more}", where=where, hint=again)
+    return manifest
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What no builder writes: digests that are none, sizes below 0, one name for two things."""
+    digests = [
+        *((f"files: {one.name}", one.sha256, one.size) for one in manifest.files),
+        *((f"images: {one.ref}", one.digest.removeprefix("sha256:"), one.size) for one in manifest.images),
+        *((f"images: {one.ref}", blob.sha256, blob.size) for one in manifest.images for blob in one.blobs),
+        *((f"packages: {one.name}", one.sha256, one.size) for one in manifest.packages),
+        *((f"wheels: {one.filename}", one.sha256, one.size) for one in manifest.wheels),
+        *((f"served: {one.path}", one.sha256, one.size) for one in manifest.served),
+    ]
+    for name, digest, size in digests:
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            yield f'{name} has the digest "{digest[:80]}", which is not 64 hexadecimal digits'
+        if size < 0:
+            yield f"{name} has {size} bytes"
+    for kind, names in (("files", [one.name for one in manifest.files]), ("images", [i.ref for i in manifest.images])):
+        for name, times in Counter(names).items():
+            if times > 1:
+                yield f"{kind}: {name} stands there {times} times"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

@@ -27,6 +27,8 @@ from myriad.stack.store import sha256_of
 Kind = Literal["missing", "changed", "unreadable", "extra", "unnamed"]
 OnProgress = Callable[[int, int], None]
 _CHUNK_BYTES = 1 << 20
+_MOST_MANIFEST = 256 << 10
+"""Bytes; a manifest with a hundred layers has 20 kB."""
 _ACTIONS: Mapping[Kind, str] = {
     "missing": "copy the bundle again from where it was made, or run `myriad bundle build` with the same --out",
     "changed": "copy the bundle again from where it was made, or run `myriad bundle build` with the same --out",
@@ -81,6 +83,10 @@ class _Content(Protocol):
 
     def digests(self, paths: Iterable[str], on_bytes: Callable[[int], None]) -> Mapping[str, str]:
         """sha256 (hex) of files; an error of the system, in words, where one cannot be read."""
+        ...
+
+    def manifest(self, path: str) -> bytes:
+        """A file that may be an image's manifest; empty for what cannot be read or is too large to be one."""
         ...
 
 
@@ -138,6 +144,13 @@ class Directory:
                     self._stamps.add(name, self._stats[name], digest)
         return found
 
+    def manifest(self, path: str) -> bytes:
+        """See _Content."""
+        try:
+            return (self._root / path).read_bytes() if self._stats[path].st_size <= _MOST_MANIFEST else b""
+        except OSError:
+            return b""
+
 
 class Archive:
     """A bundle in a tar file, read once from front to end.
@@ -149,6 +162,7 @@ class Archive:
 
     def __init__(self, path: Path, on_bytes: Callable[[int], None]) -> None:
         self._found: dict[str, tuple[int, str]] = {}
+        self._manifests: dict[str, bytes] = {}
         manifest: bytes | None = None
         try:
             with tarfile.open(path, "r:*") as tar:
@@ -167,6 +181,8 @@ class Archive:
                     while chunk := stream.read(_CHUNK_BYTES):
                         digest.update(chunk)
                         on_bytes(len(chunk))
+                        if member.size <= _MOST_MANIFEST and chunk.startswith(b"{"):
+                            self._manifests[name] = chunk
                     self._found[name] = (member.size, digest.hexdigest())
         except tarfile.ReadError as error:
             known = not self._found and manifest is None
@@ -187,6 +203,10 @@ class Archive:
     def digests(self, paths: Iterable[str], on_bytes: Callable[[int], None]) -> Mapping[str, str]:
         """See _Content."""
         return {name: self._found[name][1] for name in paths}
+
+    def manifest(self, path: str) -> bytes:
+        """See _Content."""
+        return self._manifests.get(path, b"")
 
 
 class Stamps:
@@ -266,6 +286,7 @@ def verify_path(
         total = sum(blob.size for _, blob in bundle.blobs())
         content = Directory(path, parallel=parallel)
     problems = _compare(bundle, content, count)
+    problems += _unlisted(bundle, content, {one.path for one in problems})
     return bundle, problems + (lock_problems(bundle, lock) if lock is not None else [])
 
 
@@ -309,6 +330,35 @@ def _compare(bundle: Bundle, content: _Content, on_bytes: Callable[[int], None])
             problems.append(_problem("changed", detail, found=f"sha256:{found}", **common))
     for path in sorted(set(sizes) - set(named)):
         problems.append(_problem("extra", "nothing in bundle.yml names it", path=path, name=path, component=""))
+    return problems
+
+
+def _unlisted(bundle: Bundle, content: _Content, wrong: set[str]) -> list[Problem]:
+    """Parts that an image's own manifest names and bundle.yml does not: a pull of the image would end there."""
+    problems = []
+    for image in bundle.manifest.images:
+        own = image.digest.removeprefix("sha256:")
+        path = f"sha256/{own[:2]}/{own}"
+        if path in wrong:
+            continue
+        try:
+            value = json.loads(content.manifest(path) or b"{}")
+            named = [str(part["digest"]).removeprefix("sha256:") for part in (value["config"], *value["layers"])]
+        except (ValueError, KeyError, TypeError):
+            continue  # an index, or an artifact of another kind: its parts are its own
+        listed = {blob.sha256 for blob in image.blobs}
+        for part in dict.fromkeys(named):
+            if part not in listed:
+                problems.append(
+                    _problem(
+                        "missing",
+                        f"its manifest names sha256 {part[:12]}..., and bundle.yml does not",
+                        path=f"sha256/{part[:2]}/{part}",
+                        component=f"{image.component} {image.version}",
+                        name=f"image {image.ref}",
+                        expected=f"sha256:{part}",
+                    )
+                )
     return problems
 
 

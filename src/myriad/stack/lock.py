@@ -224,7 +224,8 @@ def parse_lock(text: str, *, where: str) -> Lock:
     """
     try:
         loaded: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: what looks like a date and is none, such as 2026-13-40.
         raise InputError(f"is not YAML: {error}", where=where) from error
     try:
         return Lock.model_validate(loaded)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from myriad.cli import bundle as bundle_verbs
@@ -28,6 +31,15 @@ def _blob(bundle: Bundle, name: str) -> Path:
 def _replace(path: Path, data: bytes) -> None:
     path.unlink()
     path.write_bytes(data)
+
+
+def edited(bundle: Bundle, change: Callable[[Any], object]) -> None:
+    """The bundle with its manifest changed by hand."""
+    path = bundle.directory / "bundle.yml"
+    value = yaml.safe_load(path.read_bytes())
+    change(value)
+    path.unlink()
+    path.write_text(yaml.safe_dump(value))
 
 
 def test_a_whole_bundle_has_no_problem_as_directory_and_as_tar(tmp_path: Path) -> None:
@@ -180,8 +192,9 @@ def test_what_the_lock_has_and_the_manifest_does_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no manifest"),
-        ("[1, 2]", "no manifest"),
+        ("", "no manifest of a bundle: it is empty"),
+        ("[1, 2]", "no manifest of a bundle: it holds a list"),
+        ("myriad: 2026-13-40\n", "is not YAML: month must be in"),
         ("schema: 2\n", "newer Myriad"),
         ("a: [", "is not YAML"),
         ("\x00", "is not YAML"),
@@ -192,6 +205,39 @@ def test_a_manifest_that_is_none(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "bundle.yml").write_text(text)
     with pytest.raises(InputError, match=said):
         verify_path(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda value: value["files"][0].update(sha256="abcd"), 'tool has the digest "abcd", which is not 64'),
+        (lambda value: value["files"][0].update(sha256="../../../etc/passwd"), "which is not 64 hexadecimal digits"),
+        (lambda value: value["files"][0].update(size=-1), "files: tool has -1 bytes"),
+        (lambda value: value["images"][0].update(digest="latest"), 'team/app:v1 has the digest "latest"'),
+        (lambda value: value["files"].append(value["files"][0]), "files: tool stands there 2 times"),
+    ],
+)
+def test_a_manifest_that_no_builder_writes(tmp_path: Path, change: Callable[[Any], object], said: str) -> None:
+    bundle = make_bundle(tmp_path)
+    edited(bundle, change)
+    with pytest.raises(InputError) as caught:
+        verify_path(bundle.directory)
+    assert said in str(caught.value) and caught.value.where == str(bundle.directory / "bundle.yml")
+
+
+@pytest.mark.parametrize("as_tar", [False, True])
+def test_a_layer_that_the_image_names_and_the_bundle_does_not(tmp_path: Path, as_tar: bool) -> None:
+    bundle = make_bundle(tmp_path)
+    layer = bundle.image("team/app").blobs[1].sha256
+    edited(bundle, lambda value: value["images"][0]["blobs"].pop())
+    bundle.path(layer).unlink()
+    path = bundle.directory
+    if as_tar:
+        path = tmp_path / "b.tar"
+        write_tar(Bundle.load(bundle.directory), path)
+    (problem,) = verify_path(path)[1]
+    assert (problem.problem, problem.name, problem.expected) == ("missing", "image team/app:v1", f"sha256:{layer}")
+    assert problem.detail.startswith("its manifest names sha256 ") and problem.action
 
 
 def test_the_verb_groups_by_what_to_do_and_ends_with_2(tmp_path: Path) -> None:
