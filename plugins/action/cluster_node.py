@@ -19,6 +19,7 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
         with told_by_myriad():
+            _one_by_one([str(name) for name in args["nodes"]], (task_vars or {}).get("groups") or {})
             result.update(self._carry_out(args))
         for note in result.get("notes") or []:
             self._display.display(note)
@@ -51,3 +52,21 @@ class ActionModule(ActionBase):
             raise
         items = [f"Node {name} taken out" for name in sorted(done.nodes)]
         return {"changed": bool(items), "changed_items": items, **membership.as_dict(done)}
+
+
+def _one_by_one(names: list[str], groups: dict[str, Any]) -> None:
+    """Refuse groups and patterns: the plays that follow would take `all` for every host of the site, and reset it.
+
+    Raises:
+        MyriadError: one is not the name of one machine.
+    """
+    from myriad.errors import MyriadError
+    from myriad.fleet.names import several_fault
+
+    hosts = set(groups.get("all") or ())
+    faults = [fault for name in names if (fault := several_fault(name, hosts, groups)) is not None]
+    if faults:
+        raise MyriadError(
+            f"{'; '.join(faults)}: nodes are named one by one, with commas. Nothing was touched",
+            hint="for example gpu0042,gpu0043, as they stand in the inventory",
+        )

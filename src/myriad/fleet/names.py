@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 # RFC 1123 label: names of namespaces, teams, pools, cohorts.
@@ -70,6 +70,17 @@ def extended_resource_fault(name: Any) -> str | None:
     """Why `name` cannot be an extended resource; None when it can."""
     if not isinstance(name, str) or not _EXTENDED_RESOURCE.match(name) or len(name.partition("/")[2]) > MAX_NAME:
         return f'is {show(name)}; an extended resource is written domain/name, for example "nvidia.com/gpu"'
+    return None
+
+
+def several_fault(name: str, hosts: Collection[str], groups: Collection[str]) -> str | None:
+    """Why a name, where one host is meant, would be several to Ansible: a group, or a pattern; None where it is one."""
+    if name in hosts:
+        return None
+    if name in groups:
+        return f'"{name}" is a group'
+    if not all(_DNS_LABEL.match(part) for part in name.lower().replace("_", "-").split(".")):
+        return f'"{name}" is a pattern'
     return None
 
 
