@@ -25,6 +25,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from myriad.errors import MyriadError
+from myriad.kube.spread import spread
 from myriad.stack.bundle import Bundle
 from myriad.stack.bundle_verify import quick_problems
 from myriad.stack.settings import cache_root, read_mirrors
@@ -112,26 +113,6 @@ def cluster_parts(
     engines = {(pool or {}).get("engine", "kueue") for pool in (pools or {}).values()}
     wanted = {"volcano": "volcano" in engines, "training_operator": bool(training_operator), "metrics": bool(metrics)}
     return [part for part, is_wanted in wanted.items() if is_wanted]
-
-
-def spread(labels: Mapping[str, str], required: bool = False) -> list[dict[str, Any]]:
-    """`topologySpreadConstraints` by which the replicas of a program stand on different nodes.
-
-    Args:
-        labels: those of its pods.
-        required: a replica that finds no second node waits for one. Without it all of them may share a node, and
-            stay there: nothing moves a pod that runs to a node that came later.
-    """
-    constraint = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": dict(labels)},
-        # Of a rollout each generation counts by itself, else what is on its way out would decide where the new one is.
-        "matchLabelKeys": ["pod-template-hash"],
-    }
-    if not required:
-        return [constraint | {"whenUnsatisfiable": "ScheduleAnyway"}]
-    return [constraint | {"whenUnsatisfiable": "DoNotSchedule", "minDomains": 2, "nodeTaintsPolicy": "Honor"}]
 
 
 def node_objects(hosts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from myriad.kube.client import Api
 from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, WORKLOADS
+from myriad.kube.spread import spread
 from myriad.scheduler.objects import WorkloadView, workload_view
 
 Json = dict[str, Any]
@@ -31,6 +32,7 @@ def rendered(**inputs: Any) -> list[Json]:
     environment.filters["dict2items"] = lambda value, key_name="key": [
         {key_name: k, "value": v} for k, v in value.items()
     ]
+    environment.filters["myriad.gpu.spread"] = spread
     environment.filters["combine"] = lambda a, b: {**a, **b}
     given = yaml.safe_load((ROOT / "roles/scheduler_extension/defaults/main.yml").read_text())
     given |= {"scheduler_extension_image": f"registry.invalid/x@sha256:{'0' * 64}"}

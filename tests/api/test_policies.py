@@ -22,6 +22,7 @@ from myriad.fleet import Fleet, check, objects_for_cluster_policy
 from myriad.fleet.access import access_objects
 from myriad.fleet.admission import DEFAULT_EFFECTS
 from myriad.fleet.source import inventory_from_groups
+from myriad.kube.spread import spread
 
 Json = dict[str, Any]
 
@@ -335,6 +336,7 @@ def kueue_says(work: Path, **variables: Any) -> str:
     """What the real Kueue says of the configuration that the role renders; it stops when it has read it."""
     environment = Environment(loader=FileSystemLoader(ROOT / "roles/kueue/templates"), autoescape=False)  # noqa: S701 - YAML, no page
     environment.filters["to_nice_yaml"] = yaml.safe_dump
+    environment.filters["myriad.gpu.spread"] = spread
     defaults = yaml.safe_load((ROOT / "roles/kueue/defaults/main.yml").read_text())
     given = {"kueue_grace_s": 300, "kueue_integrations": ["batch/job"], "kueue_tolerations": [], **variables}
     values = yaml.safe_load(environment.get_template("values.yaml.j2").render(**defaults | given))
