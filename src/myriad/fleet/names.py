@@ -87,9 +87,9 @@ def several_fault(name: str, hosts: Collection[str], groups: Collection[str]) ->
 def address_fault(address: str) -> str | None:
     """Why text cannot be the address of a machine; None when it can: an IP address, or a name.
 
-    Four numbers with dots are an IPv4 address or nothing: `10.0.0.256` is no name that any resolver knows.
+    Numbers with dots are an IPv4 address or nothing: `10.0.0.256` is no name that any resolver knows.
     """
-    if re.fullmatch(r"\d+(\.\d+)*", address) and _ip(address) is None:
+    if re.fullmatch(r"\d+(\.\d+)+", address) and _ip(address) is None:
         return "is no IPv4 address: four numbers from 0 to 255, with dots"
     if re.search(r"\s", address):
         return "has a space in it"

@@ -90,7 +90,7 @@ def _hosts(text: str, word: str) -> list[str]:
             return [one for host in expand(text) for one in _hosts(host, word)]
         except ValueError as error:
             raise InputError(f'"{word}" {error}', where="--hosts") from error
-    if re.fullmatch(r"[0-9.]+", text):
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)+", text):
         raise InputError(f'"{word}" is no IPv4 address', where="--hosts", hint="four numbers from 0 to 255")
     if _NAME.fullmatch(text) is None:
         raise _no_host(word)
