@@ -3,6 +3,7 @@ and nothing was pushed."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -15,18 +16,28 @@ import typer
 from myriad.cli import _image_shared as shared
 from myriad.cli._image_build import write_layout
 from myriad.cli._image_lock import packages_below
-from myriad.cli._image_push import push_to, told
+from myriad.cli._image_push import push_to, target_of, told
 from myriad.cli._image_verify import lines as proof_lines
 from myriad.cli.output import console, emit_json, err_console
 from myriad.errors import InputError
 from myriad.images.context import BuildContext
-from myriad.images.definition import load_definition, runtime_folders
-from myriad.images.derive import LOCK, REQUIREMENTS, Start, set_budget, start_of_own, start_of_ref, write_definition
+from myriad.images.definition import NODE_PREFIX, load_definition, runtime_folders
+from myriad.images.derive import (
+    LOCK,
+    REQUIREMENTS,
+    Start,
+    check_wanted,
+    set_budget,
+    start_of_own,
+    start_of_ref,
+    write_definition,
+)
 from myriad.images.lock import lock_text, lock_wheels, read_previous
 from myriad.images.proof import Report, declared_of, look, prove
 from myriad.images.proof_layout import open_image
 from myriad.images.proof_run import run_image
 from myriad.images.refs import parse_ref
+from myriad.images.requirements import check_requirements
 from myriad.images.runtime import RuntimeImage, build_runtime, plan_image
 from myriad.images.wheels import Wheel
 
@@ -49,6 +60,14 @@ def add(app: typer.Typer) -> None:
         """Put a layer of packages on top of an image; prints its digest, ready for `myriad job new --image`."""
         begun = time.monotonic()
         wanted = _read(requirements)
+        # All that can be wrong is asked before a file is written or a wheel is fetched.
+        check_name(name)
+        check_requirements(wanted, where=str(requirements))
+        check_wanted(wanted)
+        if name == base:
+            raise InputError(f"{name} cannot stand on itself", hint="give the new image a name of its own")
+        if to is not None:
+            target_of(to)
         folder = shared.images_folder(images) / name
         with shared.progress(False) as show:
             ctx = shared.context(show)
@@ -87,6 +106,16 @@ def add(app: typer.Typer) -> None:
         _tell(folder, image, made, before, report, pushed, seconds=time.monotonic() - begun, as_json=as_json)
         if not report.ok:
             raise typer.Exit(2)
+
+
+def check_name(name: str) -> None:
+    """Raises InputError where a folder of images/ cannot be called so."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) or name.startswith(NODE_PREFIX):
+        raise InputError(
+            f'"{name}" cannot name an image: small letters, digits, and . _ - after the first; '
+            f'names that begin with "{NODE_PREFIX}" are those of node images',
+            hint="for example my-train",
+        )
 
 
 def _read(path: Path) -> str:

@@ -14,7 +14,7 @@ from myriad.cli.output import console, emit_json, err_console
 from myriad.errors import InputError
 from myriad.images.context import BuildEvent
 from myriad.images.oci import Layout
-from myriad.images.refs import parse_ref
+from myriad.images.refs import Ref, parse_ref
 from myriad.images.registry import Pushed
 
 
@@ -55,14 +55,11 @@ def add(app: typer.Typer) -> None:
         console.print(target, markup=False)
 
 
-def push_to(
-    layout: Layout, to: str, *, ref: str = "", ca: Path | None = None, mount_from: str = ""
-) -> tuple[str, Pushed]:
-    """Push a layout's image. Returns its reference by digest, ready for a pod, and what was done.
+def target_of(to: str) -> Ref:
+    """Where `--to` leads. Asked before anything is built.
 
     Raises:
-        InputError: `to` is no place in a registry.
-        RegistryUnreachableError, RegistryDeniedError, RegistryError.
+        InputError: it is no place in a registry.
     """
     scheme, separator, rest = to.rpartition("://")
     if separator and scheme not in ("http", "https"):
@@ -74,6 +71,20 @@ def push_to(
         raise InputError(f"--to {to} names a digest, which follows from the image", hint="give a tag, or nothing")
     if ("." not in parsed.host and ":" not in parsed.host and parsed.host != "localhost") or parsed.host == "docker.io":
         raise InputError(f"--to {to} names no registry", hint="write registry.example.com/team/image")
+    return parsed
+
+
+def push_to(
+    layout: Layout, to: str, *, ref: str = "", ca: Path | None = None, mount_from: str = ""
+) -> tuple[str, Pushed]:
+    """Push a layout's image. Returns its reference by digest, ready for a pod, and what was done.
+
+    Raises:
+        InputError: `to` is no place in a registry.
+        RegistryUnreachableError, RegistryDeniedError, RegistryError.
+    """
+    scheme, separator, _ = to.rpartition("://")
+    parsed = target_of(to)
     with registry_for(f"{scheme}{separator}{parsed.host}", ca) as registry, shared.progress(False) as show:
 
         def sent(digest: str, done: int, total: int) -> None:
@@ -97,4 +108,4 @@ def told(pushed: Pushed, seconds: float) -> None:
     err_console.print(f"{', '.join(parts)}, {shared.listed_seconds(seconds)}", markup=False)
 
 
-__all__ = ["PASSWORD", "USER", "add", "push_to", "told"]
+__all__ = ["PASSWORD", "USER", "add", "push_to", "target_of", "told"]

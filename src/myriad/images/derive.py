@@ -121,14 +121,19 @@ def start_of_ref(ctx: BuildContext, text: str) -> tuple[Start, BasePackages]:
     )
 
 
+def check_wanted(requirements: str) -> None:
+    """Raises InputError where requirements ask for nothing."""
+    if not named_packages(requirements):
+        raise InputError("the requirements name no package", hint="one a line, as numpy>=2")
+
+
 def write_definition(folder: Path, start: Start, requirements: str, *, repo: str, title: str) -> ImageDefinition:
     """Write image.yml and requirements.in of a derived image; the lock is the next step.
 
     Raises:
         InputError: the folder holds an image that was not derived, or the requirements ask for nothing.
     """
-    if not named_packages(requirements):
-        raise InputError("the requirements name no package", hint="one a line, as numpy>=2")
+    check_wanted(requirements)
     path = folder / "image.yml"
     if path.is_file() and "Made by `myriad image derive" not in path.read_text(encoding="utf-8"):
         raise InputError("is there already and was not derived", where=str(path), hint="choose another name")
