@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from myriad.errors import InputError
+from myriad.fleet.names import closest
 from myriad.lint.documents import is_object
 from myriad.lint.policy import policy_of
-from myriad.lint.rule import Raw, rule
+from myriad.lint.rule import Raw, Severity, rule
 from myriad.lint.rules_leaving import seconds_of
-from myriad.lint.scene import Json, Scene, Thing, get, mapping, rows, text, texts, thing_of, whole
-from myriad.lint.works import gpu_works, is_accelerator
+from myriad.lint.scene import Json, KeyPath, Scene, Thing, get, mapping, rows, text, texts, thing_of, whole
+from myriad.lint.works import FRAMEWORKS, SERVICES, gpu_works, is_accelerator
 
 #: Kinds of configuration that ConfigMaps carry as a text.
 CONFIGURATIONS = ("Configuration", "KubeSchedulerConfiguration", "KubeletConfiguration")
@@ -147,6 +149,96 @@ def pods_ready_wait(scene: Scene) -> Iterator[Raw]:
                 "preemptor is thrown out while it waits for them, and comes again",
                 "set the timeout above grace + pull + start, such as 15m",
             )
+
+
+#: Fields of Kueue's configuration, by place; the second text is what v1beta1 has besides.
+_CONFIGURATION: dict[str, tuple[str, str]] = {
+    "": (
+        "apiVersion kind metadata namespace manageJobsWithoutQueueName managedJobsNamespaceSelector "
+        "internalCertManagement waitForPodsReady clientConnection integrations multiKueue fairSharing "
+        "admissionFairSharing resources featureGates objectRetentionPolicies visibilityServer webhook leaderElection "
+        "metrics health pprofBindAddress controller tls",
+        "queueVisibility",
+    ),
+    "waitForPodsReady": ("timeout blockAdmission requeuingStrategy recoveryTimeout", "enable"),
+    "fairSharing": ("preemptionStrategies", "enable"),
+    "integrations": ("frameworks externalFrameworks labelKeysToCopy", "podOptions"),
+    "clientConnection": ("qps burst", ""),
+}
+_FRAMEWORK_NAMES = (
+    *FRAMEWORKS.values(), "ray.io/rayservice", "sparkoperator.k8s.io/sparkapplication",
+    "workload.codeflare.dev/appwrapper",
+)  # fmt: skip
+_STRATEGIES = ("LessThanOrEqualToFinalShare", "LessThanInitialShare")
+
+
+@rule(
+    "kueue-configuration",
+    "error",
+    "a configuration with which Kueue does not start",
+    looks_at="Kueue's Configuration",
+    sources=("kueue.sigs.k8s.io/docs/reference/kueue-config.v1beta2",),
+)
+def kueue_configuration(scene: Scene) -> Iterator[Raw]:
+    """Kueue reads its configuration strictly: an unknown field, integration or strategy, or a value of another type,
+    and its pods crash; with its webhooks down no job is created."""
+    for configuration in scene.kueue_configurations:
+        version = text(configuration.body, "apiVersion").rpartition("/")[2]
+        for place, (names, older) in _CONFIGURATION.items():
+            allowed = [*names.split(), *(older.split() if version != "v1beta2" else ())]
+            at: tuple[str, ...] = (place,) if place else ()
+            for key in mapping(configuration.body, *at):
+                if key not in allowed:
+                    best = closest(str(key), allowed)
+                    sure = bool(best) or key in older.split()
+                    yield _unstartable(
+                        configuration,
+                        (*at, str(key)),
+                        f"has the field {'.'.join((*at, str(key)))}, which {version or 'it'} of Kueue 0.17 does not "
+                        "have",
+                        f"write {best}" if best else f"take it out; the fields here are {', '.join(allowed)}",
+                        None if sure else "warning",  # A newer Kueue may have it.
+                    )
+        for place, known in (
+            ("integrations.frameworks", _FRAMEWORK_NAMES),
+            ("fairSharing.preemptionStrategies", _STRATEGIES),
+        ):
+            at = tuple(place.split("."))
+            for index, name in enumerate(texts(configuration.body, *at)):
+                if name not in known:
+                    best = closest(name.lower() if "frameworks" in place else name, known)
+                    yield _unstartable(
+                        configuration,
+                        (*at, index),
+                        f"has {name!r} in {place}, which it does not know",
+                        f"write {best}" if best else f"write some of {', '.join(known)}",
+                    )
+        said = configuration.body.get("manageJobsWithoutQueueName")
+        if said is not None and not isinstance(said, bool):
+            yield _unstartable(
+                configuration,
+                ("manageJobsWithoutQueueName",),
+                f"has manageJobsWithoutQueueName {said!r}, which is no truth value",
+                "write true or false without quotes",
+            )
+        timeout = get(configuration.body, "waitForPodsReady", "timeout")
+        if timeout is not None and not _GO_DURATION.fullmatch(str(timeout)):
+            yield _unstartable(
+                configuration,
+                ("waitForPodsReady", "timeout"),
+                f"has the timeout {timeout!r}, which is no time",
+                "write it with its unit, such as 15m",
+            )
+
+
+#: https://pkg.go.dev/time#ParseDuration
+_GO_DURATION = re.compile(r"(\d{1,9}(\.\d{1,9})?(ns|us|ms|s|m|h))+|0")
+
+
+def _unstartable(
+    configuration: Thing, path: KeyPath, message: str, change: str, severity: Severity | None = None
+) -> Raw:
+    return Raw(configuration, path, f"{message}: Kueue does not start", change, severity)
 
 
 # kube-scheduler
@@ -412,7 +504,7 @@ def preemptible_inference(scene: Scene) -> Iterator[Raw]:
     """Pods of a Deployment that share a queue with training jobs are victims of any job of higher priority."""
     training = {(w.thing.namespace, w.queue) for w in gpu_works(scene) if w.is_gang and w.queue}
     for work in gpu_works(scene):
-        if work.kind in ("Deployment", "StatefulSet") and (work.thing.namespace, work.queue) in training:
+        if work.kind in SERVICES and (work.thing.namespace, work.queue) in training:
             yield Raw(
                 work.thing,
                 work.queue_at,

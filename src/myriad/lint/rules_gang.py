@@ -10,6 +10,7 @@ from myriad.lint.works import (
     DEFAULT_SCHEDULER,
     GROUP_MIN_MEMBER,
     GROUP_NAME,
+    SERVICES,
     TRAINING_OPERATOR_KINDS,
     VOLCANO,
     Work,
@@ -35,6 +36,8 @@ def gang_minimum_missing(scene: Scene) -> Iterator[Raw]:
         value, path = work.minimum()
         if value is not None or any(GROUP_NAME in p.annotations for p in work.pods):
             continue
+        if not any(p.scheduler == VOLCANO for p in work.gpu_pods):
+            continue  # KubeRay makes the PodGroup.
         if work.kind == "TrainJob" and get(runtime_spec(scene, work), "podGroupPolicy") is not None:
             continue  # Its runtime makes a PodGroup of all pods.
         operator = work.kind in TRAINING_OPERATOR_KINDS
@@ -64,13 +67,15 @@ def runtime_spec(scene: Scene, work: Work) -> Json:
     "gang-minimum-odd",
     "error",
     "the gang's minimum is not the number of its pods",
-    looks_at="PyTorchJob and its like, Job, vcjob",
+    looks_at="PyTorchJob and its like, Job, vcjob, PodGroup",
     sources=("volcano#4607", "volcano#4739"),
 )
 def gang_minimum_odd(scene: Scene) -> Iterator[Raw]:
     """Above the number of pods the gang never starts; below it a part starts and holds its GPUs while the others
     are missing, which a job with fixed ranks cannot use."""
+    yield from _minimum_of_groups(scene)
     for work in works(scene):
+        yield from _minimum_of_tasks(work)
         value, path = work.minimum()
         if value is None:
             continue
@@ -90,7 +95,7 @@ def gang_minimum_odd(scene: Scene) -> Iterator[Raw]:
                 "for it is taken from others",
                 f"set it to {work.count}",
             )
-        elif least < work.count and work.kind not in ("Deployment", "StatefulSet") and not _elastic(work, int(least)):
+        elif least < work.count and work.kind not in SERVICES and not _elastic(work, int(least)):
             yield Raw(
                 work.thing,
                 path,
@@ -98,6 +103,47 @@ def gang_minimum_odd(scene: Scene) -> Iterator[Raw]:
                 "ranks that are missing",
                 f"set it to {work.count}, or make the job elastic",
                 "warning",
+            )
+
+
+def _minimum_of_tasks(work: Work) -> Iterator[Raw]:
+    for index, task in rows(work.thing.spec, "tasks") if work.kind == "VolcanoJob" else ():
+        least, pods = number(task.get("minAvailable")), work.pods[index].count if index < len(work.pods) else 0
+        if least is not None and least > pods:
+            yield Raw(
+                work.thing,
+                ("spec", "tasks", index, "minAvailable"),
+                f"wants {plain(least)} pods of task {text(task, 'name') or index} to start, which has {pods}: it never "
+                "starts",
+                f"set it to {pods}",
+            )
+
+
+def _minimum_of_groups(scene: Scene) -> Iterator[Raw]:
+    """minMember of PodGroups that are written by hand, against the pods that name them."""
+    members: dict[tuple[str, str], int] = {}
+    for work in works(scene):
+        for pods in work.pods:
+            name = text(pods.annotations, GROUP_NAME)
+            if name:
+                members[work.thing.namespace, name] = members.get((work.thing.namespace, name), 0) + pods.count
+    for group in scene.given("PodGroup"):
+        count = members.get((group.namespace, group.name))
+        least = group.spec.get("minMember")
+        if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 0):
+            yield Raw(
+                group,
+                ("spec", "minMember"),
+                f"has minMember {least!r}, which is no number of pods: the API server refuses it",
+                f"write {count or 'the number of its pods'}",
+            )
+        elif count is not None and isinstance(least, int) and least > count:
+            yield Raw(
+                group,
+                ("spec", "minMember"),
+                f"wants {least} pods to start, and {count} name it: it never starts, and what is enqueued for it is "
+                "taken from others",
+                f"set minMember to {count}",
             )
 
 
@@ -117,6 +163,14 @@ def gang_scheduler_wrong(scene: Scene) -> Iterator[Raw]:
     """The PodGroup is there and nobody reads it: the other scheduler binds the pods one by one."""
     for work in gpu_works(scene):
         if work.kind == "VolcanoJob":
+            other = text(work.thing.spec, "schedulerName") or VOLCANO
+            if other != VOLCANO:
+                yield Raw(
+                    work.thing,
+                    ("spec", "schedulerName"),
+                    f"is a Volcano Job whose pods go to {other}, which knows no PodGroup: they are bound one by one",
+                    "set spec.schedulerName: volcano",
+                )
             continue
         value, path = work.minimum()
         # The operator's own gang scheduler fills in an empty schedulerName.
@@ -169,7 +223,8 @@ def rollout_cannot_form_gang(scene: Scene) -> Iterator[Raw]:
         surge = get(work.thing.spec, "strategy", "rollingUpdate", "maxSurge")
         shown = "25%" if surge is None else str(surge)
         share = shown.removesuffix("%")
-        pods = -(-work.count * int(share) // 100) if shown.endswith("%") and share.isdigit() else whole(surge)
+        percent = whole(share, -1) if shown.endswith("%") else -1
+        pods = -(-work.count * percent // 100) if percent >= 0 else whole(surge)
         if least > pods:
             yield Raw(
                 work.thing,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from myriad.lint.rule import Raw, rule
-from myriad.lint.scene import Json, KeyPath, Scene, Thing, get, mapping, number, rows, text, texts
+from myriad.lint.scene import Json, KeyPath, Scene, Thing, get, mapping, number, plain, rows, text, texts
 from myriad.lint.works import is_accelerator, works
 
 CQ = "ClusterQueue"
@@ -35,7 +35,7 @@ def flavor_not_found(scene: Scene) -> Iterator[Raw]:
     """The ClusterQueue stays inactive (FlavorNotFound), and every job of its queues waits without a reason of its
     own."""
     names = sorted(flavor.name for flavor in scene.of("ResourceFlavor"))
-    for queue in scene.given(CQ):
+    for queue in scene.given(CQ, "Cohort"):
         missing: dict[str, KeyPath] = {}
         for path, _, name in flavors_of(queue):
             if name and name not in names:
@@ -44,8 +44,12 @@ def flavor_not_found(scene: Scene) -> Iterator[Raw]:
             yield Raw(
                 queue,
                 path,
-                f"uses the flavor {name}, and there is no ResourceFlavor {name}: the queue stays inactive, and "
-                "nothing in it is ever admitted",
+                f"uses the flavor {name}, and there is no ResourceFlavor {name}: "
+                + (
+                    "the queue stays inactive, and nothing in it is ever admitted"
+                    if queue.kind == CQ
+                    else "what it lends can be spent nowhere"
+                ),
                 f"make the ResourceFlavor {name} (or give its file too)"
                 + (f"; those that exist: {', '.join(names[:8])}" if names else ""),
             )
@@ -261,9 +265,10 @@ def covered_resources_differ(scene: Scene) -> Iterator[Raw]:
 )
 def limits_without_cohort(scene: Scene) -> Iterator[Raw]:
     """Kueue refuses a borrowingLimit or lendingLimit without a cohort."""
-    for queue in scene.given(CQ):
-        if cohort_of(queue)[0]:
+    for queue in scene.given(CQ, "Cohort"):
+        if cohort_of(queue)[0] if queue.kind == CQ else text(queue.spec, "parentName"):
             continue
+        above, field_of = ("cohort", "cohortName") if queue.kind == CQ else ("parent", "parentName")
         for path, flavor, _ in flavors_of(queue):
             for r, resource in rows(flavor, "resources"):
                 for field in ("borrowingLimit", "lendingLimit"):
@@ -271,9 +276,43 @@ def limits_without_cohort(scene: Scene) -> Iterator[Raw]:
                         yield Raw(
                             queue,
                             (*path, "resources", r, field),
-                            f"has a {field} of {text(resource, 'name')} and no cohort to share with: it is refused",
-                            "name its cohort (cohortName), or take the limit out",
+                            f"has a {field} of {text(resource, 'name')} and no {above} to share with: it is refused",
+                            f"name its {above} ({field_of}), or take the limit out",
                         )
+
+
+@rule(
+    "sharing-refused",
+    "error",
+    "a way of lending or borrowing that Kueue refuses",
+    looks_at="ClusterQueue, Cohort",
+    sources=("Kueue's webhook for ClusterQueues",),
+)
+def sharing_refused(scene: Scene) -> Iterator[Raw]:
+    """A queue lends no more than it has, and borrowing by preemption (borrowWithinCohort) needs an owner who can take
+    back (reclaimWithinCohort)."""
+    for queue in scene.given(CQ, "Cohort"):
+        for path, flavor, name in flavors_of(queue):
+            for r, resource in rows(flavor, "resources"):
+                nominal, lending = number(resource.get("nominalQuota")), number(resource.get("lendingLimit"))
+                if queue.kind == CQ and nominal is not None and lending is not None and lending > nominal:
+                    yield Raw(
+                        queue,
+                        (*path, "resources", r, "lendingLimit"),
+                        f"lends {plain(lending)} {text(resource, 'name')} of flavor {name} and has {plain(nominal)}: "
+                        "it is refused",
+                        f"lend {plain(nominal)} at most",
+                    )
+        borrow = text(queue.spec, "preemption", "borrowWithinCohort", "policy") or "Never"
+        reclaim = text(queue.spec, "preemption", "reclaimWithinCohort") or "Never"
+        if borrow != "Never" and reclaim == "Never":
+            yield Raw(
+                queue,
+                ("spec", "preemption", "borrowWithinCohort"),
+                f"evicts others to borrow (borrowWithinCohort {borrow}) and never takes back what is its own "
+                "(reclaimWithinCohort is Never): it is refused",
+                "set reclaimWithinCohort: Any or LowerPriority, or take borrowWithinCohort out",
+            )
 
 
 @rule(
@@ -398,12 +437,32 @@ def strict_fifo(scene: Scene) -> Iterator[Raw]:
 )
 def admission_check_missing(scene: Scene) -> Iterator[Raw]:
     """The ClusterQueue is inactive while a check of it does not exist or is not Active."""
+    for each in scene.given("AdmissionCheck"):
+        if not text(each.spec, "controllerName"):
+            yield Raw(
+                each,
+                ("spec",),
+                "names no controller (spec.controllerName): the API server refuses it, and queues that wait for it are "
+                "inactive",
+                "name the controller that answers it",
+            )
     for queue in scene.given(CQ):
         named: list[tuple[str, KeyPath]] = [
             (text(item, "name"), ("spec", "admissionChecksStrategy", "admissionChecks", i, "name"))
             for i, item in rows(queue.spec, "admissionChecksStrategy", "admissionChecks")
         ]
         named += [(name, ("spec", "admissionChecks", i)) for i, name in enumerate(texts(queue.spec, "admissionChecks"))]
+        used = {name for _, _, name in flavors_of(queue)}
+        for i, item in rows(queue.spec, "admissionChecksStrategy", "admissionChecks"):
+            for k, flavor in enumerate(texts(item, "onFlavors")):
+                if flavor not in used:
+                    yield Raw(
+                        queue,
+                        ("spec", "admissionChecksStrategy", "admissionChecks", i, "onFlavors", k),
+                        f"asks the admission check {text(item, 'name')} for the flavor {flavor}, which it does not "
+                        "have: no job is ever checked by it",
+                        f"name one of {', '.join(sorted(filter(None, used)))}, or take onFlavors out",
+                    )
         for name, path in named:
             check = scene.find("AdmissionCheck", name)
             conditions = rows(check.body, "status", "conditions") if check is not None else []

@@ -10,6 +10,7 @@ from myriad.lint.rule import Raw, rule
 from myriad.lint.scene import Scene, get, rows, text, texts, whole
 from myriad.lint.words import JOBS, gpus_words
 from myriad.lint.works import (
+    SERVICES,
     Work,
     gpu_works,
     works,
@@ -20,7 +21,7 @@ MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
 CHECKPOINT_INTERVAL = "myriad.dev/checkpoint-interval"
 HANDLES_SIGTERM = "myriad.dev/handles-sigterm"
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+_DURATION = re.compile(r"(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
 
 
 def seconds_of(value: object) -> int | None:
@@ -40,7 +41,7 @@ def grace_too_short(scene: Scene) -> Iterator[Raw]:
     nothing): what was not saved by then is lost on every GPU."""
     policy = policy_of(scene)
     for work in gpu_works(scene):
-        if work.kind in ("Deployment", "StatefulSet", "TrainJob"):
+        if work.kind in (*SERVICES, "TrainJob"):
             continue
         for pods in work.gpu_pods:
             value = pods.spec.get("terminationGracePeriodSeconds")
@@ -108,11 +109,11 @@ def bad_time_limit(scene: Scene) -> Iterator[Raw]:
                 "it",
                 f'write "{value}"',
             )
-        elif not value.isascii() or not value.isdigit() or int(value) == 0:
+        elif not re.fullmatch(r"0*[1-9][0-9]{0,9}", value, re.ASCII):
             yield Raw(
                 work.thing,
                 path,
-                f"has the time limit {value!r}; Kueue wants whole seconds above 0 and refuses the job",
+                f"has the time limit {value[:40]!r}; Kueue wants whole seconds above 0 and refuses the job",
                 "write seconds, 43200 for 12 hours",
             )
 
@@ -121,11 +122,7 @@ def bad_time_limit(scene: Scene) -> Iterator[Raw]:
 def no_time_limit(scene: Scene) -> Iterator[Raw]:
     """Nobody behind it can be told when it ends: no ETA, no backfill, and no bound on its GPU-hours."""
     for work in gpu_works(scene):
-        if (
-            not work.queue
-            or work.kind in ("Deployment", "StatefulSet", "Pod", "CronJob")
-            or MAX_EXEC_TIME in work.thing.labels
-        ):
+        if not work.queue or work.kind in (*SERVICES, "Pod", "CronJob") or MAX_EXEC_TIME in work.thing.labels:
             continue
         if work.kind == "Job" and get(work.thing.spec, "activeDeadlineSeconds") is not None:
             continue

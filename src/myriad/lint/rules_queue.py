@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
 from myriad.lint.rule import Raw, rule
-from myriad.lint.scene import QUEUE_LABEL, Scene, Thing, get, mapping, plain, rows, text, texts
+from myriad.lint.scene import QUEUE_LABEL, Json, Scene, Thing, get, mapping, plain, rows, text, texts
 from myriad.lint.shares import Key, Share, cohort_name, lenders_read, shares_of
 from myriad.lint.words import JOBS, amount, asked, bare_amount, gpus_words, unit
 from myriad.lint.works import (
@@ -135,6 +135,7 @@ def queue_never_fits(scene: Scene) -> Iterator[Raw]:
 def _never_fits(scene: Scene, work: Work, queue: Thing) -> Iterator[Raw]:
     shares = shares_of(scene, queue)
     needed = smallest(work)
+    told = False
     by_resource: dict[str, list[Share]] = defaultdict(list)
     for (_, resource), share in shares.items():
         by_resource[resource].append(share)
@@ -164,8 +165,9 @@ def _never_fits(scene: Scene, work: Work, queue: Thing) -> Iterator[Raw]:
             "ask for less, or have the quota or the borrowing limit raised",
             None if sure else "warning",
         )
-        return
-    yield from _no_single_flavor(scene, work, queue, shares)
+        told = True
+    if not told:
+        yield from _no_single_flavor(scene, work, queue, shares)
 
 
 def _no_single_flavor(scene: Scene, work: Work, queue: Thing, shares: Mapping[Key, Share]) -> Iterator[Raw]:
@@ -200,11 +202,76 @@ def _no_single_flavor(scene: Scene, work: Work, queue: Thing, shares: Mapping[Ke
 
 
 def _may_use(scene: Scene, pods: Pods, flavor: str) -> bool:
-    """Whether a flavor's nodes are among those that the pods select."""
+    """Whether pods select a flavor's nodes and tolerate its taints."""
+    return not _against(scene, pods, flavor)
+
+
+def _against(scene: Scene, pods: Pods, flavor: str) -> str:
+    """Why pods cannot have a flavor, as a part of a sentence; "" where they can."""
     found = scene.find("ResourceFlavor", flavor)
     labels = mapping(found.spec, "nodeLabels") if found is not None else {}
-    wanted = mapping(pods.spec, "nodeSelector")
-    return all(key not in labels or labels[key] == value for key, value in wanted.items())
+    for key, value in mapping(pods.spec, "nodeSelector").items():
+        if key in labels and labels[key] != value:
+            return f"{flavor} is {key}={labels[key]}, and they select {value}"
+    tolerations = [t for _, t in rows(pods.spec, "tolerations")]
+    if found is not None:
+        tolerations += [t for _, t in rows(found.spec, "tolerations")]
+        for _, taint in rows(found.spec, "nodeTaints"):
+            if taint.get("effect") in ("NoSchedule", "NoExecute") and not any(
+                tolerates(toleration, taint) for toleration in tolerations
+            ):
+                return f"{flavor} has the taint {text(taint, 'key')}, which they do not tolerate"
+    return ""
+
+
+def tolerates(toleration: Json, taint: Json) -> bool:
+    """Whether a toleration covers a taint
+    (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/)."""
+    if text(toleration, "effect") not in ("", text(taint, "effect")):
+        return False
+    exists = text(toleration, "operator") == "Exists"
+    if not text(toleration, "key"):
+        return exists
+    same = text(toleration, "key") == text(taint, "key")
+    return same and (exists or str(toleration.get("value") or "") == str(taint.get("value") or ""))
+
+
+@rule(
+    "no-flavor-for-job",
+    "error",
+    "a job that can have no flavor of its queue",
+    looks_at=f"{JOBS}, ClusterQueue, ResourceFlavor",
+    sources=("kueue.sigs.k8s.io/docs/concepts/resource_flavor",),
+)
+def no_flavor_for_job(scene: Scene) -> Iterator[Raw]:
+    """Kueue gives a job only flavors whose labels its nodeSelector does not contradict and whose taints it tolerates.
+    Where there is none it waits, with room on every node."""
+    for work in works(scene):
+        local = scene.find("LocalQueue", work.queue, work.thing.namespace) if work.queue else None
+        queue = scene.find("ClusterQueue", text(local.spec, "clusterQueue")) if local is not None else None
+        if queue is None or work.kind == "TrainJob":
+            continue  # What a TrainJob's pods select and tolerate stands in its runtime.
+        for pods in work.pods:
+            for _, group in rows(queue.spec, "resourceGroups"):
+                if not any(pods.requests.get(name) for name in texts(group, "coveredResources")):
+                    continue
+                names = dict.fromkeys(text(flavor, "name") for _, flavor in rows(group, "flavors"))
+                reasons = [_against(scene, pods, name) for name in names]
+                if reasons and all(reasons):
+                    whose = f"its {pods.name} pods" if pods.name else "its pods"
+                    yield Raw(
+                        work.thing,
+                        (*pods.path, "spec"),
+                        f"can have no flavor of ClusterQueue {queue.name} for {whose}: {'; '.join(reasons[:4])}. It "
+                        "waits for ever",
+                        (
+                            "take the nodeSelector out (Kueue adds the flavor's)"
+                            if any("they select" in reason for reason in reasons)
+                            else "tolerate the taint"
+                        )
+                        + ", or use another queue",
+                    )
+                    break
 
 
 @rule(

@@ -9,6 +9,7 @@ from myriad.lint.rule import Raw, rule
 from myriad.lint.scene import Scene, Thing, get, mapping, number, plain, rows, text
 from myriad.lint.words import JOBS, amount, unit
 from myriad.lint.works import (
+    SERVICES,
     Pods,
     Work,
     amounts,
@@ -19,6 +20,7 @@ from myriad.lint.works import (
     works,
 )
 
+_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 #: The highest priority that is not the system's own.
 _MOST_PRIORITY = 1_000_000_000
 
@@ -43,6 +45,15 @@ def bad_quantity(scene: Scene) -> Iterator[Raw]:
                     work.thing,
                     pods.counted_at,
                     f"has {value!r} where a number of pods belongs: the API server refuses it",
+                    "write a whole number without quotes",
+                )
+            ends = (*pods.counted_at[:-1], "completions")
+            shall = get(work.thing.body, *ends) if work.kind in ("Job", "CronJob", "JobSet") else None
+            if shall is not None and (isinstance(shall, bool) or not isinstance(shall, int) or shall < 0):
+                yield Raw(
+                    work.thing,
+                    ends,
+                    f"has completions {shall!r}, which is no number of pods: the API server refuses it",
                     "write a whole number without quotes",
                 )
             for path, container in pods.containers():
@@ -206,11 +217,7 @@ def gang_on_slices(scene: Scene) -> Iterator[Raw]:
     for work in gpu_works(scene):
         for pods in work.gpu_pods:
             slices = {name: n for name, n in pods.accelerators.items() if is_slice(name)}
-            if (
-                not slices
-                or not (work.is_gang or sum(slices.values()) > 1)
-                or work.kind in ("Deployment", "StatefulSet")
-            ):
+            if not slices or not (work.is_gang or sum(slices.values()) > 1) or work.kind in SERVICES:
                 continue
             name = next(iter(slices))
             yield Raw(
@@ -300,6 +307,9 @@ def gang_fits_no_nodes(scene: Scene) -> Iterator[Raw]:
             known = {name for shape, _ in offered for name in shape}
             needs = [(n, v) for n, v in need if n in known or is_accelerator(n)]
             hold = sum(each * min(int(shape.get(n, 0) // v) for n, v in needs) for shape, each in offered)
+            level = next((w for p in work.gpu_pods if (w := text(p.annotations, _REQUIRED))), "")
+            if level and hold >= count:
+                yield from _no_domain(scene, work, nodes, selector, needs, level, count)
             labels = ", ".join(sorted(f"{k}={v}" for k, v in selector))
             if (offered and not hold) or hold >= count:
                 continue  # Where no node holds a single pod, `pod-fits-no-node` says so.
@@ -320,6 +330,38 @@ def gang_fits_no_nodes(scene: Scene) -> Iterator[Raw]:
                 work.thing, work.gpu_pods[0].counted_at, message, change, None if "Node" in scene.sure else "warning"
             )
             break
+
+
+def _no_domain(
+    scene: Scene,
+    work: Work,
+    nodes: list[Thing],
+    selector: frozenset[tuple[str, object]],
+    needs: list[tuple[str, Decimal]],
+    level: str,
+    count: int,
+) -> Iterator[Raw]:
+    """A gang that has to stay within one domain (a rack), held against the largest of them."""
+    domains: dict[str, list[Thing]] = {}
+    for node in nodes:
+        if text(node.labels, level) and all(node.labels.get(k) == v for k, v in selector):
+            domains.setdefault(text(node.labels, level), []).append(node)
+    largest, best = 0, ""
+    for name, members in sorted(domains.items()):
+        shapes = _offered(members, frozenset())
+        hold = sum(each * min(int(shape.get(n, 0) // v) for n, v in needs) for shape, each in shapes)
+        if hold > largest:
+            largest, best = hold, name
+    if best and largest < count:
+        yield Raw(
+            work.thing,
+            work.gpu_pods[0].counted_at,
+            f"wants its {count} pods within one {level}, and the largest ({best}) can hold {largest} of them with "
+            "nothing else running: it waits for ever",
+            f"wish for it instead of requiring it ({_REQUIRED.replace('required', 'preferred')}), name an outer "
+            f"level, or ask for {largest} pod{'' if largest == 1 else 's'}",
+            None if "Node" in scene.sure else "warning",
+        )
 
 
 def _selected(scene: Scene, work: Work, pods: Pods) -> frozenset[tuple[str, object]]:
@@ -398,4 +440,3 @@ def namespace_quota_too_small(scene: Scene) -> Iterator[Raw]:
                     f"{plain(limit)} ({name}): a part of its pods is refused, and the rest waits for them",
                     f"leave GPUs to Kueue and take {name} out of ResourceQuota {quota.name}, or ask for less",
                 )
-                break

@@ -8,7 +8,7 @@ from myriad.fleet.names import closest
 from myriad.lint.rule import Raw, dotted, rule
 from myriad.lint.scene import KeyPath, Scene, get, mapping, number, rows, text, whole
 from myriad.lint.words import JOBS, gpus_words
-from myriad.lint.works import MIN_PARALLELISM, TRAINING_OPERATOR_KINDS, gpu_works, works
+from myriad.lint.works import MIN_PARALLELISM, SERVICES, TRAINING_OPERATOR_KINDS, gpu_works, works
 
 EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
 HANDLES_SIGTERM = "myriad.dev/handles-sigterm"
@@ -55,6 +55,27 @@ _FIELDS: Mapping[tuple[str, str], Mapping[str, str]] = {
         "spec.pytorchReplicaSpecs": "Master Worker",
         "spec.pytorchReplicaSpecs.*": "replicas template restartPolicy",
     },
+    **{
+        ("kubeflow.org", kind): {
+            "spec.runPolicy": _RUN_POLICY,
+            "spec.runPolicy.schedulingPolicy": "minAvailable queue minResources priorityClass scheduleTimeoutSeconds",
+            f"spec.{key}": roles,
+            f"spec.{key}.*": "replicas template restartPolicy",
+        }
+        for kind, key, roles in (
+            ("TFJob", "tfReplicaSpecs", "Chief Master PS Worker Evaluator"),
+            ("XGBoostJob", "xgbReplicaSpecs", "Master Worker"),
+            ("PaddleJob", "paddleReplicaSpecs", "Master Worker"),
+            ("JAXJob", "jaxReplicaSpecs", "Worker"),
+            ("MPIJob", "mpiReplicaSpecs", "Launcher Worker"),
+        )
+    },
+    ("batch.volcano.sh", "Job"): {
+        "spec": "schedulerName minAvailable volumes tasks policies plugins runningEstimate queue maxRetry "
+        "ttlSecondsAfterFinished priorityClassName minSuccess networkTopology",
+        "spec.tasks.*": "name replicas minAvailable template policies topologyPolicy maxRetry dependsOn "
+        "partitionPolicy",
+    },
 }
 
 #: Fields of the table that one version does not have, with what it is called there.
@@ -71,7 +92,8 @@ _NOT_IN: Mapping[tuple[str, str], Mapping[str, str]] = {
     "unknown-field",
     "error",
     "a field that the kind does not have",
-    looks_at="ClusterQueue, LocalQueue, ResourceFlavor, Topology, Cohort, Queue, PodGroup, HyperNode, PyTorchJob",
+    looks_at="ClusterQueue, LocalQueue, ResourceFlavor, Topology, Cohort, Queue, PodGroup, HyperNode, vcjob, "
+    "PyTorchJob and its like",
     sources=("trainer#2325",),
 )
 def unknown_field(scene: Scene) -> Iterator[Raw]:
@@ -238,7 +260,7 @@ def leaves_unprepared(scene: Scene) -> Iterator[Raw]:
     """A preempted pod gets its preStop hook and SIGTERM. A program that takes neither dies at once (or is killed
     after its grace) without saving."""
     for work in gpu_works(scene):
-        if not work.queue or work.kind in ("Deployment", "StatefulSet", "TrainJob"):
+        if not work.queue or work.kind in (*SERVICES, "TrainJob"):
             continue
         for pods in work.gpu_pods:
             declared = str(pods.annotations.get(HANDLES_SIGTERM, work.thing.annotations.get(HANDLES_SIGTERM))) == "true"

@@ -398,6 +398,15 @@ def hypernode_tree(scene: Scene) -> Iterator[Raw]:
     holder: dict[tuple[str, str], Thing] = {}
     for hyper in scene.of("HyperNode"):
         tier = whole(hyper.spec.get("tier"), -1)
+        said = hyper.spec.get("tier")
+        if isinstance(said, bool) or not isinstance(said, int) or said < 0:
+            yield Raw(
+                hyper,
+                ("spec", "tier") if "tier" in hyper.spec else ("spec",),
+                f"has {'no tier' if said is None else f'the tier {said!r}'}, and a tier is a whole number (1 at the "
+                "rack, more above it): the API server refuses it",
+                "write tier: 1",
+            )
         for path, name, inner in _members(scene, hyper, "HyperNode"):
             if inner is None:
                 if scene.knows("HyperNode"):

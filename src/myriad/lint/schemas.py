@@ -44,6 +44,7 @@ VERSIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     TRAINER: dict.fromkeys(("TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"), ("v1alpha1",)),
     JOBSET: {"JobSet": ("v1alpha2",)},
+    "leaderworkerset.x-k8s.io": {"LeaderWorkerSet": ("v1",)},
     RAY: dict.fromkeys(("RayJob", "RayCluster"), ("v1", "v1alpha1")),
 }  # fmt: skip
 #: Groups that hold few kinds, all of which are known: any other word there is a mistake.
@@ -58,7 +59,8 @@ CLOSED: Mapping[str, tuple[str, ...]] = {
 OWN = frozenset(
     {
         "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass", "HyperNode", "PyTorchJob", "TFJob",
-        "XGBoostJob", "PaddleJob", "JAXJob", "TrainJob", "JobSet", "RayCluster", "KubeSchedulerConfiguration",
+        "XGBoostJob", "PaddleJob", "JAXJob", "TrainJob", "JobSet", "RayCluster", "LeaderWorkerSet",
+        "KubeSchedulerConfiguration",
         "KubeletConfiguration",
     }
 )  # fmt: skip
@@ -176,6 +178,7 @@ SHAPES: Mapping[str, Mapping[str, Shape]] = {
     "RayJob": {"spec": "mapping", "spec.rayClusterSpec": "mapping"},
     "Deployment": {"spec": "mapping", "spec.template": "mapping"},
     "StatefulSet": {"spec": "mapping", "spec.template": "mapping"},
+    "LeaderWorkerSet": {"spec": "mapping", "spec.leaderWorkerTemplate": "mapping"},
     "Pod": {"spec": "mapping"},
 }  # fmt: skip
 #: The same below a pod template.

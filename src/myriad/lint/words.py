@@ -7,7 +7,9 @@ from decimal import Decimal
 from myriad.lint.scene import plain
 from myriad.lint.works import Work
 
-JOBS = "Job, CronJob, PyTorchJob and its like, TrainJob, JobSet, vcjob, Ray, Deployment, StatefulSet, Pod"
+JOBS = (
+    "Job, CronJob, PyTorchJob and its like, TrainJob, JobSet, vcjob, Ray, Deployment, StatefulSet, LeaderWorkerSet, Pod"
+)
 
 
 def gpus_words(work: Work) -> str:

@@ -35,14 +35,18 @@ FRAMEWORKS = {
     "XGBoostJob": "kubeflow.org/xgboostjob", "PaddleJob": "kubeflow.org/paddlejob", "JAXJob": "kubeflow.org/jaxjob",
     "MPIJob": "kubeflow.org/mpijob", "TrainJob": "trainer.kubeflow.org/trainjob", "JobSet": "jobset.x-k8s.io/jobset",
     "Pod": "pod", "Deployment": "deployment", "StatefulSet": "statefulset", "RayJob": "ray.io/rayjob",
-    "RayCluster": "ray.io/raycluster",
+    "RayCluster": "ray.io/raycluster", "LeaderWorkerSet": "leaderworkerset.x-k8s.io/leaderworkerset",
 }  # fmt: skip
+#: Kinds that serve until they are taken down: nothing in them ends or is preempted to go on later.
+SERVICES = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 KINDS = (*FRAMEWORKS, "CronJob", "VolcanoJob")
 VOLCANO = "volcano"
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 GROUP_MIN_MEMBER = "scheduling.volcano.sh/group-min-member"
 GROUP_NAME = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+#: KubeRay's own words for Volcano: it sets the scheduler, the PodGroup and its minimum.
+_RAY_SCHEDULER, _RAY_QUEUE = "ray.io/scheduler-name", "volcano.sh/queue-name"
 DEFAULT_SCHEDULER = "default-scheduler"
 
 #: Devices that count as accelerators: GPUs of any vendor, their slices and shares, NPUs, TPUs.
@@ -193,13 +197,14 @@ class Work:
     @property
     def is_gang(self) -> bool:
         """Whether several of its pods compute together: a service's replicas do not."""
-        serves = self.kind in ("Deployment", "StatefulSet", "Pod")
+        serves = self.kind in SERVICES or self.kind == "Pod"
         return not serves and sum(p.count for p in self.gpu_pods) > 1
 
     @property
     def scheduled_by_volcano(self) -> bool:
         """Whether Volcano binds its GPU pods."""
-        return self.kind == "VolcanoJob" or any(p.scheduler == VOLCANO for p in self.gpu_pods)
+        by_label = self.kind in ("RayJob", "RayCluster") and self.thing.labels.get(_RAY_SCHEDULER) == VOLCANO
+        return self.kind == "VolcanoJob" or by_label or any(p.scheduler == VOLCANO for p in self.gpu_pods)
 
     @property
     def queue(self) -> str:
@@ -231,6 +236,8 @@ class Work:
         scheduling: KeyPath = ("spec", "runPolicy", "schedulingPolicy", "queue")
         if text(self.thing.body, *scheduling):
             return text(self.thing.body, *scheduling), scheduling
+        if self.kind in ("RayJob", "RayCluster") and text(self.thing.labels, _RAY_QUEUE):
+            return text(self.thing.labels, _RAY_QUEUE), ("metadata", "labels", _RAY_QUEUE)
         for path in (("metadata", "annotations"), ("metadata", "labels")):
             if text(self.thing.body, *path, VOLCANO_QUEUE):
                 return text(self.thing.body, *path, VOLCANO_QUEUE), (*path, VOLCANO_QUEUE)
@@ -349,6 +356,15 @@ def work_of(scene: Scene, thing: Thing) -> Work | None:
         ]  # fmt: skip
     elif kind == "Pod":
         pods = [Pods("", 1, thing.body, (), ("spec",))]
+    elif kind == "LeaderWorkerSet":
+        at = ("spec", "leaderWorkerTemplate")
+        groups, size = _count(spec.get("replicas")), _count(get(thing.body, *at, "size"))
+        leader = "leaderTemplate" if get(thing.body, *at, "leaderTemplate") is not None else "workerTemplate"
+        pods = [
+            Pods("leader", groups, mapping(thing.body, *at, leader), (*at, leader), ("spec", "replicas")),
+            Pods("worker", groups * (size - 1), mapping(thing.body, *at, "workerTemplate"), (*at, "workerTemplate"),
+                 (*at, "size")),
+        ]  # fmt: skip
     elif kind in ("Deployment", "StatefulSet"):
         pods = [
             Pods(

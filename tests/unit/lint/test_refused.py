@@ -322,3 +322,65 @@ def test_a_list_that_holds_itself_is_refused() -> None:
 def test_files_that_were_joined_bring_their_byte_order_marks() -> None:
     one = "\ufeffapiVersion: v1\r\nkind: Namespace\r\nmetadata: {name: a}\r\n---\r\n"
     assert [d.line(("kind",)) for d in read_text(one + one, "f")] == [2, 6]
+
+
+def test_what_kueue_refuses_of_lending_and_borrowing() -> None:
+    queue = cluster_queue("one", 8, cohort="c")
+    row = queue["spec"]["resourceGroups"][0]["flavors"][0]["resources"][2]
+    row["lendingLimit"] = 8
+    queue["spec"]["preemption"] = {"reclaimWithinCohort": "Any", "borrowWithinCohort": {"policy": "LowerPriority"}}
+    assert not said("sharing-refused", queue)
+    row["lendingLimit"] = 9
+    queue["spec"]["preemption"]["reclaimWithinCohort"] = "Never"
+    assert len(said("sharing-refused", queue)) == 2
+    cohort = body(KUEUE, "Cohort", resourceGroups=queue["spec"]["resourceGroups"])
+    assert "no parent to share with" in said("limits-without-cohort", cohort)[0]
+    assert "can be spent nowhere" in said("flavor-not-found", cohort)[0]
+
+
+def test_an_admission_check_without_a_controller_or_for_a_flavor_that_is_not_used() -> None:
+    queue = cluster_queue("one", 8)
+    queue["spec"]["admissionChecksStrategy"] = {"admissionChecks": [{"name": "x", "onFlavors": ["z"]}]}
+    assert len(said("admission-check-missing", queue, body(KUEUE, "AdmissionCheck"))) == 2
+    queue["spec"]["admissionChecksStrategy"]["admissionChecks"][0]["onFlavors"] = ["h100"]
+    assert not said("admission-check-missing", queue, body(KUEUE, "AdmissionCheck", controllerName="a/b"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        ("waitForPodReady", {"timeout": "15m"}, "write waitForPodsReady"),
+        ("waitForPodsReady", {"timeout": "soon"}, "15m"),
+        ("waitForPodsReady", {"timeout": 900}, "15m"),
+        ("integrations", {"frameworks": ["batch/Job"]}, "write batch/job"),
+        ("fairSharing", {"enable": True}, "take it out"),
+        ("fairSharing", {"preemptionStrategies": ["LessThanFinalShare"]}, "LessThan"),
+        ("manageJobsWithoutQueueName", "true", "without quotes"),
+        ("waitForPodsReady", {"timeout": "15m0s", "requeuingStrategy": {}}, ""),
+        ("integrations", {"frameworks": ["leaderworkerset.x-k8s.io/leaderworkerset", "ray.io/rayservice"]}, ""),
+    ],
+)
+def test_a_configuration_with_which_kueue_does_not_start(field: str, value: object, right: str) -> None:
+    configuration = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", field: value}
+    sentences = said("kueue-configuration", configuration)
+    assert bool(sentences) == bool(right) and (not right or right in sentences[0])
+    if field == "fairSharing" and "enable" in str(value):
+        assert not said("kueue-configuration", {**configuration, "apiVersion": "config.kueue.x-k8s.io/v1beta1"})
+
+
+@pytest.mark.parametrize("tier", ["1", None, -1, True, 1.5])
+def test_a_tier_is_a_whole_number(tier: object) -> None:
+    hyper = body("topology.volcano.sh/v1alpha1", "HyperNode", tier=tier, members=[])
+    assert "a tier is a whole number" in said("hypernode-tree", hyper)[0]
+
+
+@pytest.mark.parametrize("figure", ["9" * 5000, "²", "٣", "1e5"])
+def test_figures_that_python_reads_otherwise_than_kubernetes(figure: str) -> None:
+    limited = job(labels={"kueue.x-k8s.io/queue-name": "q", "kueue.x-k8s.io/max-exec-time-seconds": figure})
+    assert "bad-time-limit" in rules(limited)
+    assert "checkpoint-interval" in rules(job(annotations={"myriad.dev/checkpoint-interval": f"{figure}h"}))
+    surge = {
+        **body("apps/v1", "Deployment", replicas=2, strategy={"rollingUpdate": {"maxSurge": f"{figure}%"}}),
+        "metadata": {"name": "d", "annotations": {"scheduling.volcano.sh/group-min-member": "2"}},
+    }
+    assert isinstance(found(surge), list)

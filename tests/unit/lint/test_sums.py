@@ -187,3 +187,99 @@ def test_a_figure_beyond_any_measure_is_told_and_nothing_breaks(figure: str) -> 
     ]
     assert any("than Kubernetes counts" in m or "no quantity" in m for m in messages)
     assert all(len(m) < 800 or "9" * 400 in m for m in messages)
+
+
+def test_a_gang_that_has_to_stay_in_one_domain_is_held_against_the_largest() -> None:
+    racks = [node(f"n{i}", 8, rack="r1" if i < 3 else "r2") for i in range(5)]
+    wish = {"metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}}}
+    body = job(pods=4)
+    body["spec"]["template"] |= wish
+    (message,) = said("gang-fits-no-nodes", *racks, body)
+    assert "wants its 4 pods within one rack, and the largest (r1) can hold 3 of them" in message
+    body["spec"] |= {"parallelism": 3, "completions": 3}
+    assert not said("gang-fits-no-nodes", *racks, body)
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "selector", "words"),
+    [
+        ([], {}, "f has the taint gpu, which they do not tolerate"),
+        ([{"key": "gpu", "operator": "Equal", "value": "no"}], {}, "the taint gpu"),
+        ([{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}], {}, "the taint gpu"),
+        ([{"key": "gpu", "operator": "Exists"}], {}, ""),
+        ([{"key": "gpu", "value": "yes", "effect": "NoSchedule"}], {}, ""),
+        ([{"operator": "Exists"}], {}, ""),
+        ([{"operator": "Exists"}], {"card": "a100"}, "f is card=h100, and they select a100"),
+        ([{"operator": "Exists"}], {"card": "h100", "zone": "z"}, ""),
+    ],
+)
+def test_a_flavor_that_pods_cannot_have(tolerations: list[Json], selector: Json, words: str) -> None:
+    tainted = flavor("f", card="h100")
+    tainted["spec"]["nodeTaints"] = [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]
+    wants = job(spec={"tolerations": tolerations, "nodeSelector": selector})
+    messages = said("no-flavor-for-job", flavors(f=64), tainted, LOCAL, wants)
+    assert bool(messages) == bool(words) and (not words or words in messages[0])
+    tainted["spec"]["tolerations"] = [{"key": "gpu", "operator": "Exists"}]
+    assert bool(said("no-flavor-for-job", flavors(f=64), tainted, LOCAL, wants)) == bool("select" in words)
+
+
+def test_each_resource_and_each_figure_of_a_quota_that_is_too_small_is_named() -> None:
+    queue = cluster_queue("one", 8)
+    queue["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"] = 4
+    limits = {"nvidia.com/gpu": 8, "cpu": 8}
+    wants = job(spec={"containers": [container(resources={"limits": limits})]})
+    assert len(said("queue-never-fits", queue, LOCAL, wants)) == 2
+    hard = {"requests.nvidia.com/gpu": 8, "pods": 1}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "r", "namespace": "n"}}
+    assert len(said("namespace-quota-too-small", {**quota, "spec": {"hard": hard}}, wants)) == 2
+
+
+def test_a_leader_and_its_workers_are_counted_in_each_group() -> None:
+    body: Json = {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": "s", "namespace": "n", "labels": {"kueue.x-k8s.io/queue-name": "q"}},
+        "spec": {
+            "replicas": 2,
+            "leaderWorkerTemplate": {"size": 4, "workerTemplate": {"spec": {"containers": [container()]}}},
+        },
+    }
+    assert "8 x 8 = 64 GPUs" in said("queue-never-fits", cluster_queue("one", 32), LOCAL, body)[0]
+    body["spec"]["leaderWorkerTemplate"]["leaderTemplate"] = {"spec": {"containers": [container(4)]}}
+    assert "2 x 4 + 6 x 8 = 56 GPUs" in said("queue-never-fits", cluster_queue("one", 32), LOCAL, body)[0]
+    assert not said("queue-never-fits", cluster_queue("one", 56), LOCAL, body)
+
+
+def test_ray_names_volcanos_queue_in_its_own_words() -> None:
+    template = {"spec": {"containers": [container()]}}
+    labels = {"ray.io/scheduler-name": "volcano", "volcano.sh/queue-name": "train"}
+    cluster: Json = {
+        "apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "r", "labels": labels},
+        "spec": {"workerGroupSpecs": [{"groupName": "w", "replicas": 9, "template": template}]},
+    }  # fmt: skip
+    site = (volcano_queue({"nvidia.com/gpu": 64}), cluster)
+    assert "9 x 8 = 72 GPUs" in said("volcano-queue-never-fits", *site)[0]
+    assert "gang-minimum-missing" not in rules(*site), "KubeRay says it"
+    labels["volcano.sh/queue-name"] = "trian"
+    assert "names the Volcano queue trian" in said("volcano-queue-not-found", *site)[0]
+
+
+def test_a9_the_minimum_of_a_podgroup_and_of_a_task() -> None:
+    group: Json = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup",
+        "metadata": {"name": "g", "namespace": "n"},
+        "spec": {"minMember": 3, "minResources": {"nvidia.com/gpu": 16}},
+    }  # fmt: skip
+    member = job(spec={"schedulerName": "volcano"})
+    member["spec"]["template"]["metadata"] = {"annotations": {"scheduling.k8s.io/group-name": "g"}}
+    assert "wants 3 pods to start, and 2 name it" in said("gang-minimum-odd", group, member)[0]
+    group["spec"]["minMember"] = "2"
+    assert "is no number of pods" in said("gang-minimum-odd", group, member)[0]
+    group["spec"]["minMember"] = 2
+    assert not said("gang-minimum-odd", group, member)
+    task = {"name": "w", "replicas": 2, "minAvailable": 3, "template": {"spec": {"containers": [container()]}}}
+    tasks: Json = {
+        "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "v", "namespace": "n"},
+        "spec": {"tasks": [task], "schedulerName": "default-scheduler", "plugin": {}},
+    }  # fmt: skip
+    assert {"gang-minimum-odd", "gang-scheduler-wrong", "unknown-field"} <= rules(tasks)
