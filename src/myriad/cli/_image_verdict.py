@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from myriad.cli._image_groups import LOCKED, groups_of
-from myriad.cli.output import console, emit_json
+from myriad.cli.output import console, emit_json, err_console
 from myriad.cli.validate import InventoryOption, print_problems
 from myriad.errors import InputError
 from myriad.fleet import check
@@ -62,7 +62,7 @@ def add(app: typer.Typer) -> None:
         image = named_image(name, images)
         checked = check(read_inventory(*inventory))
         if checked.errors:
-            print_problems(checked.errors)
+            print_problems(checked.errors, to=err_console)
             raise InputError("the description is wrong; no verdict", hint="`myriad validate` says the same")
         given = given_drivers(driver or (), checked.fleet.pools)
         groups = groups_of(checked.fleet, inventory, given, kubeconfig)

@@ -56,7 +56,7 @@ def run(
 
     checked = check(read_inventory(*inventory))
     if checked.errors:
-        print_problems(checked.errors)
+        print_problems(checked.errors, to=err_console)
         raise InputError("the description is wrong; nothing was measured", hint="`myriad validate` says the same")
     fleet = checked.fleet
     chosen = choose(fleet, rack=rack, pool=pool, nodes=nodes)

@@ -81,7 +81,7 @@ def register(app: typer.Typer) -> None:
 def _described(inventory: Sequence[Any]) -> Fleet:
     checked = check(read_inventory(*inventory))
     if checked.errors:
-        print_problems(checked.problems)
+        print_problems(checked.problems, to=err_console)
         raise InputError(
             f"the description has {len(checked.errors)} error{'' if len(checked.errors) == 1 else 's'}",
             hint="`myriad validate` shows them; nothing was asked of the cluster",

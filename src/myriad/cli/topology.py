@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
         """
         checked = check(read_inventory(*inventory))
         if checked.errors:
-            print_problems(checked.errors)
+            print_problems(checked.errors, to=err_console)
             raise InputError("the description is wrong; nothing was asked", hint="`myriad validate` says the same")
         fleet = checked.fleet
         silent: dict[str, str] = {}

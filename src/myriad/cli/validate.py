@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from myriad.cli.output import console, emit_json
 from myriad.fleet import Checked, Problem, check
@@ -60,19 +61,24 @@ def as_document(inventory: Sequence[Path], checked: Checked, elapsed_s: float) -
     }
 
 
-def print_problems(problems: Sequence[Problem]) -> None:
-    """Problems grouped by file, subjects in a column."""
+def print_problems(problems: Sequence[Problem], *, to: Console = console) -> None:
+    """Problems grouped by file, subjects in a column.
+
+    Args:
+        problems: what is told.
+        to: standard error where a verb ends by them, so that --json leaves one document on standard output.
+    """
     by_file: dict[str, list[Problem]] = {}
     for problem in problems:
         by_file.setdefault(problem.origin.file if problem.origin else "", []).append(problem)
     for file, members in by_file.items():
-        console.print(file or "the description as a whole", markup=False)
+        to.print(file or "the description as a whole", markup=False)
         width = min(44, max(len(problem.subject) for problem in members))
         for problem in members:
             line = f"  line {problem.origin.line}" if problem.origin and problem.origin.line else ""
             mark = "warning: " if problem.severity == "warning" else ""
             shown_line = "" if problem.subject.startswith("line ") else line
-            console.print(f"  {problem.subject:<{width}}  {mark}{problem.message}{_place(shown_line)}", markup=False)
+            to.print(f"  {problem.subject:<{width}}  {mark}{problem.message}{_place(shown_line)}", markup=False)
 
 
 def _place(line: str) -> str:

@@ -60,3 +60,14 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     done = myriad("render", "-i", "inventories/small", "--out", str(tmp_path / "file" / "below"))
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr and str(tmp_path / "file") in done.stderr
+
+
+@pytest.mark.parametrize(
+    "verb", [["policy", "diff"], ["policy", "preview"], ["topology", "--ibnetdiscover", "/dev/null"]]
+)
+def test_a_wrong_description_leaves_one_document_on_standard_output(tmp_path: Path, verb: list[str]) -> None:
+    (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {cp1: {}}}\n")
+    done = myriad(*verb, "-i", str(tmp_path), "--json", kubeconfig="/nonexistent")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["exit_code"] == 1
+    assert "group gpu_nodes" in done.stderr, "each error, for people"
