@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,8 @@ InventoryOption = Annotated[
     list[Path],
     typer.Option("--inventory", "-i", help="Inventory folder or file; may be given several times.", show_default=False),
 ]
+ALIKE = 20
+"""Problems of one rule that are told for a file; a thousand hosts with one slip are no thousand lines."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -74,11 +77,18 @@ def print_problems(problems: Sequence[Problem], *, to: Console = console) -> Non
     for file, members in by_file.items():
         to.print(file or "the description as a whole", markup=False)
         width = min(44, max(len(problem.subject) for problem in members))
+        of_rule: Counter[str] = Counter()
         for problem in members:
+            of_rule[problem.rule] += 1
+            if of_rule[problem.rule] > ALIKE:
+                continue
             line = f"  line {problem.origin.line}" if problem.origin and problem.origin.line else ""
             mark = "warning: " if problem.severity == "warning" else ""
             shown_line = "" if problem.subject.startswith("line ") else line
             to.print(f"  {problem.subject:<{width}}  {mark}{problem.message}{_place(shown_line)}", markup=False)
+        for rule, count in of_rule.items():
+            if count > ALIKE:
+                to.print(f"  and {count - ALIKE:,} more of that kind ({rule}); --json has them all", markup=False)
 
 
 def _place(line: str) -> str:

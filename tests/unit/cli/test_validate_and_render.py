@@ -55,6 +55,21 @@ def test_problems_stand_under_their_file_with_their_line() -> None:
     ]
 
 
+def test_a_slip_in_a_thousand_hosts_is_no_thousand_lines(tmp_path: Path) -> None:
+    twice = "".join(f"gpu{number:04} myriad_location=r1\n" for number in range(1250))
+    (tmp_path / "hosts").write_text(
+        f"[control_plane]\ncp1\n[pool_h100]\n{twice}{twice}[gpu_nodes:children]\npool_h100\n"
+    )
+    result = myriad("validate", "-i", str(tmp_path))
+    assert result.exit_code == 1
+    told = [line for line in result.stdout.splitlines() if "is listed twice in group pool_h100" in line]
+    assert len(told) == validate.ALIKE
+    assert "  and 1,230 more of that kind (host-twice); --json has them all" in result.stdout.splitlines()
+    assert len(result.stdout.splitlines()) < 40
+    document = json.loads(myriad("validate", "-i", str(tmp_path), "--json").stdout)
+    assert sum(problem["rule"] == "host-twice" for problem in document["errors"]) == 1250
+
+
 def test_warnings_are_printed_and_do_not_stop() -> None:
     result = myriad("validate", "-i", f"{BROKEN}/quota-above-capacity")
     assert result.exit_code == 0
