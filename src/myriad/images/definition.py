@@ -92,6 +92,25 @@ def _known_card(value: str) -> str:
     return value
 
 
+def _by_digest(value: str) -> str:
+    name, at, digest = value.partition("@")
+    try:
+        parse_ref(name)
+    except InputError as error:
+        raise ValueError(f"{error.message}; write registry/repository@sha256:<digest>") from error
+    if not at:
+        raise ValueError(
+            f'"{value}" can name other bits tomorrow; name the digest: '
+            f"{name}@sha256:<digest> (`myriad image lock` looks a tag's digest up)"
+        )
+    if not DIGEST.fullmatch(digest):
+        raise ValueError(
+            f'"{value}": what follows @ is {len(digest.removeprefix("sha256:"))} characters and not sha256: with '
+            "64 hexadecimal digits in small letters; copy the digest whole"
+        )
+    return value
+
+
 def _capability(value: Any) -> Any:
     """`sm_90` as `9.0`, `sm_120+PTX` as `12.0+PTX`."""
     value = _text(value)
@@ -118,6 +137,8 @@ def _smoke(value: Any) -> Any:
 
 _Repo = Annotated[str, Field(pattern=r"^[a-z0-9]+([._/-][a-z0-9]+)*$")]
 _AbsolutePath = Annotated[str, Field(pattern=r"^/[^\s]*$"), AfterValidator(_plain_path)]
+DigestRef = Annotated[str, AfterValidator(_by_digest)]
+"""An image of a registry by digest."""
 _OwnFile = Annotated[str, AfterValidator(_below_folder)]
 _Version = Annotated[str, BeforeValidator(_text), Field(pattern=r"^\d+(\.\d+)+([.+-][0-9A-Za-z.]+)?$")]
 _Arch = Annotated[str, BeforeValidator(_capability), Field(pattern=r"^\d+\.\d(\+PTX)?$"), AfterValidator(_known_card)]
@@ -131,33 +152,15 @@ class _Model(BaseModel):
 class ExternalBase(_Model):
     """An image of a registry to build on, by digest."""
 
-    image: str = Field(description="registry/repository@sha256:<digest>: exactly these bits, whatever its tags name")
+    image: DigestRef = Field(
+        description="registry/repository@sha256:<digest>: exactly these bits, whatever its tags name"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _one_base(cls, value: Any) -> Any:
         if isinstance(value, dict) and "name" in value:
             raise ValueError("has both image and name; keep the one to build on")
-        return value
-
-    @field_validator("image")
-    @classmethod
-    def _by_digest(cls, value: str) -> str:
-        name, at, digest = value.partition("@")
-        try:
-            parse_ref(name)
-        except InputError as error:
-            raise ValueError(f"{error.message}; write registry/repository@sha256:<digest>") from error
-        if not at:
-            raise ValueError(
-                f'"{value}" can name other bits tomorrow; name the digest: '
-                f"{name}@sha256:<digest> (`myriad image lock` looks a tag's digest up)"
-            )
-        if not DIGEST.fullmatch(digest):
-            raise ValueError(
-                f'"{value}": what follows @ is {len(digest.removeprefix("sha256:"))} characters and not sha256: with '
-                "64 hexadecimal digits in small letters; copy the digest whole"
-            )
         return value
 
 

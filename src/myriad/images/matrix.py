@@ -6,17 +6,19 @@ wheels for is named with the reason before anything is locked.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from myriad.errors import InputError
 from myriad.images.compat_facts import Facts, at_least, minor
 from myriad.images.compat_facts import facts as own_facts
-from myriad.images.definition import DEBIAN_PYTHON, ExternalBase, ImageDefinition, Python, load_definition
+from myriad.images.definition import DEBIAN_PYTHON, DigestRef, ExternalBase, ImageDefinition, Python, load_definition
 from myriad.images.definition_errors import problems_of, read_yaml, report
 
 MATRIX_FILE = "matrix.yml"
@@ -30,6 +32,18 @@ def _quoted(value: Any) -> Any:
 
 _Torch = Annotated[str, BeforeValidator(_quoted), Field(pattern=r"^\d+\.\d+\.\d+$")]
 _Minor = Annotated[str, BeforeValidator(_quoted), Field(pattern=r"^\d+\.\d+$")]
+
+
+def _index(value: str) -> str:
+    url = urlsplit(value)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(f'"{value}" is no address of an index, such as https://download.pytorch.org/whl/cu126')
+    if url.username or url.password:
+        raise ValueError("keeps a password in the address; ~/.netrc is its place")
+    return value
+
+
+_Index = Annotated[str, AfterValidator(_index)]
 
 
 class _Model(BaseModel):
@@ -47,17 +61,21 @@ class Combination(_Model):
 class PythonBase(_Model):
     """An external base that brings a Python which Debian 12 does not have."""
 
-    image: str = Field(description="registry/repository@sha256:<digest>")
+    image: DigestRef = Field(description="registry/repository@sha256:<digest>")
     interpreter: str = Field("/usr/local/bin/python3", description="the interpreter inside it")
 
 
 class Matrix(_Model):
     """The axes, and what differs along them."""
 
-    torch: tuple[_Torch, ...] = Field(min_length=1, description='torch releases in quotes, such as "2.12.1"')
-    cuda: tuple[_Minor, ...] = Field(min_length=1, description='CUDA releases in quotes, such as "13.0"')
-    python: tuple[_Minor, ...] = Field((DEBIAN_PYTHON,), min_length=1, description='Pythons in quotes, such as "3.11"')
-    indexes: dict[_Minor, str] = Field(
+    torch: tuple[_Torch, ...] = Field(
+        min_length=1, description='a list of torch releases in quotes, such as ["2.12.1"]'
+    )
+    cuda: tuple[_Minor, ...] = Field(min_length=1, description='a list of CUDA releases in quotes, such as ["13.0"]')
+    python: tuple[_Minor, ...] = Field(
+        (DEBIAN_PYTHON,), min_length=1, description='a list of Pythons in quotes, such as ["3.11"]'
+    )
+    indexes: dict[_Minor, _Index] = Field(
         default_factory=dict, description="by CUDA release, the index with its wheels; without one the usual index"
     )
     bases: dict[_Minor, PythonBase] = Field(
@@ -110,6 +128,21 @@ def load_matrix(folder: Path, facts: Facts | None = None) -> list[Variant]:
             problems.append(
                 (f"python {python}", f"is not in Debian 12 (it has {DEBIAN_PYTHON}); bases must name an image")
             )
+    problems += [
+        (f"indexes.{cuda}", f"is for no CUDA of this matrix ({', '.join(matrix.cuda)})")
+        for cuda in matrix.indexes
+        if cuda not in matrix.cuda
+    ]
+    names = Counter(
+        short_name(folder.name, torch, cuda, python)
+        for torch, cuda, python in product(matrix.torch, matrix.cuda, matrix.python)
+        if not any(_matches(one, torch, cuda, python) for one in matrix.exclude)
+    )
+    problems += [
+        ("the file", f"makes {times} variants that are called {name}: one lock cannot be for all of them")
+        for name, times in names.items()
+        if times > 1
+    ]
     if problems:
         raise InputError(report(problems), where=str(path))
     wanted = (folder / str(definition.wheels.requirements)).read_text(encoding="utf-8") if definition.wheels else ""
@@ -119,6 +152,11 @@ def load_matrix(folder: Path, facts: Facts | None = None) -> list[Variant]:
         for torch, cuda, python in product(matrix.torch, matrix.cuda, matrix.python)
         if not any(_matches(one, torch, cuda, python) for one in matrix.exclude)
     ]
+
+
+def short_name(image: str, torch: str, cuda: str, python: str) -> str:
+    """What a variant is called: `pytorch-2.11-cu130-py311`."""
+    return f"{image}-{minor(torch)}-cu{cuda.replace('.', '')}-py{python.replace('.', '')}"
 
 
 def variant_of(
@@ -132,7 +170,7 @@ def variant_of(
     facts: Facts,
 ) -> Variant:
     """One variant of an image."""
-    short = f"{image}-{minor(torch)}-cu{cuda.replace('.', '')}-py{python.replace('.', '')}"
+    short = short_name(image, torch, cuda, python)
     pins = {
         key: value for key, value in definition.pins.items() if key not in ("torch", "cuda", "cudnn", "nccl", "python")
     }

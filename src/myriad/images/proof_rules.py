@@ -12,9 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from myriad.errors import InputError
+from myriad.fleet.names import did_you_mean
 from myriad.images.definition_errors import problems_of, read_yaml, report
 from myriad.images.proof_types import Finding, Outcome
 
@@ -39,6 +40,14 @@ def _day(value: Any) -> Any:
 _Until = Annotated[date, BeforeValidator(_day), Field(description="last day on which it holds, such as 2027-03-31")]
 
 
+RULES = (
+    "archs", "base", "budget", "config", "cuda", "driver-libraries", "env-versions", "gpu", "integrity", "leftovers",
+    "libraries", "loaded", "loaded-archs", "loaded-once", "one-copy", "pins", "require-cuda", "run", "secrets",
+    "setuid", "smoke", "wheels",
+)  # fmt: skip
+"""The checks of a proof by the names that `myriad image verify` prints."""
+
+
 class Exempt(_Model):
     """A finding of a check that is accepted for a time."""
 
@@ -46,6 +55,13 @@ class Exempt(_Model):
     path: str = Field("*", min_length=1, description="where it is found; * spans folders")
     reason: _Reason
     until: _Until
+
+    @field_validator("rule")
+    @classmethod
+    def _is_a_check(cls, value: str) -> str:
+        if value not in RULES:
+            raise ValueError(f'"{value}" is no check of a proof{did_you_mean(value, RULES)}')
+        return value
 
 
 class ExemptVulnerability(_Model):

@@ -78,8 +78,34 @@ def test_a_python_that_debian_lacks_needs_a_base(folder: Path) -> None:
 def test_what_is_wrong_in_it_is_told_together(folder: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_matrix(matrix(folder, torch=[2.12], cuda=["13"], colour="red"))
-    for sentence in ("2.12 is a number to YAML", "is '13'; CUDA releases in quotes", "is no key here"):
+    for sentence in ("2.12 is a number to YAML", "is '13'; a list of CUDA releases in quotes", "is no key here"):
         assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"cuda": ["13.0", "13.0"]}, "makes 2 variants that are called train-2.12-cu130-py311"),
+        ({"torch": ["2.12.0", "2.12.1"]}, "makes 2 variants that are called train-2.12-cu130-py311"),
+        ({"cuda": "13.0"}, "is '13.0'; a list of CUDA releases in quotes, such as [\"13.0\"]"),
+        ({"indexes": {"13.0": "not-a-url"}}, '"not-a-url" is no address of an index'),
+        ({"indexes": {"13.0": "https://u:p4ss@a.site/simple"}}, "keeps a password in the address; ~/.netrc"),
+        ({"indexes": {"12.1": "https://a.site/simple"}}, "is for no CUDA of this matrix (13.0)"),
+        ({"bases": {"3.12": {"image": "python:3.12"}}}, '"python:3.12" can name other bits tomorrow'),
+    ],
+)
+def test_what_would_only_fail_at_a_lock_or_a_build_is_said_at_once(
+    folder: Path, more: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_matrix(matrix(folder, **{"torch": ["2.12.1"], "cuda": ["13.0"], **more}))
+    assert words in str(caught.value) and "p4ss" not in str(caught.value)
+
+
+def test_two_patches_of_one_release_are_two_variants_where_they_differ_otherwise(folder: Path) -> None:
+    left_out = [{"torch": "2.12.0", "cuda": "13.0"}, {"torch": "2.12.1", "cuda": "12.6"}]
+    found = load_matrix(matrix(folder, torch=["2.12.0", "2.12.1"], cuda=["13.0", "12.6"], exclude=left_out))
+    assert [(one.torch, one.cuda) for one in found] == [("2.12.0", "12.6"), ("2.12.1", "13.0")]
 
 
 def test_a_name_finds_an_image_its_path_or_a_variant(folder: Path) -> None:

@@ -546,6 +546,7 @@ def test_an_exception_that_nothing_needs_is_named(tmp_path: Path) -> None:
         ("exceptions: [{rule: setuid, reason: because, until: 2026-12-01}]", "reason"),
         ("exceptions: [{rule: setuid, reason: a reason that is long enough}]", "until"),
         ("exceptions: [{rule: setuid, reason: a reason that is long enough, until: soon}]", "until"),
+        ("exceptions: [{rule: setuidd, reason: a reason that is long enough, until: 2026-12-01}]", '"setuid"'),
         ("exceptions: [{rul: setuid, reason: a reason that is long enough, until: 2026-12-01}]", "rul"),
         ("exception: []", "exception"),
         ("package_budgets_mb: {torch: -1}", "torch"),

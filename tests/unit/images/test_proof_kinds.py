@@ -22,7 +22,7 @@ from myriad.images.proof import look, prove
 from myriad.images.proof_layout import LayoutImage, open_image
 from myriad.images.proof_loader import loading
 from myriad.images.proof_pull import pull_layout
-from myriad.images.proof_rules import load_rules
+from myriad.images.proof_rules import RULES, load_rules
 from tests.unit.images import proof_images as small
 from tests.unit.images.test_proof_break import only, proven, wheels
 
@@ -307,7 +307,14 @@ def test_caches_of_other_installers(tmp_path: Path, path: str, words: str) -> No
     assert told.what.startswith(f"{words}: 1 file") and told.where == f"/{path}"
 
 
-# Exceptions of the images that Myriad ships
+# Exceptions
+
+
+def test_an_exception_can_name_every_check(tmp_path: Path) -> None:
+    told = {one.rule for one in proven(tmp_path, small.system(), wheels()).outcomes}
+    assert told <= set(RULES)
+    ran = {"run", "smoke", "gpu", "loaded", "loaded-once", "loaded-archs"}
+    assert set(RULES) - told == ran
 
 
 @pytest.mark.parametrize("folder", runtime_folders(IMAGES), ids=lambda path: path.name)
