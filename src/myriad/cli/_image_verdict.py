@@ -31,7 +31,7 @@ from myriad.images.compat import (
     verdict,
     why_require,
 )
-from myriad.images.definition import load_definition
+from myriad.images.definition import load_definition, runtime_folders
 from myriad.inventory import read_inventory
 
 _NARROWEST = 48
@@ -92,7 +92,7 @@ def named_image(name: str, folder: Path) -> ImageFacts:
     variant = variant_facts(name)
     if variant is not None:
         return variant
-    known = sorted(one.parent.name for one in folder.glob("*/image.yml"))
+    known = [one.name for one in runtime_folders(folder)]
     raise InputError(
         f'there is no image "{name}"{did_you_mean(name, known)}',
         where=str(folder),

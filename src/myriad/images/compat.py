@@ -42,7 +42,8 @@ __all__ = [
 
 _LOCAL = re.compile(r"(?P<version>\d+(\.\d+)+)(\+cu(?P<cuda>\d{3}))?(\+cpu)?")
 _VARIANT = re.compile(
-    r"(?P<family>[a-z][a-z0-9-]*?)(-(?P<torch>\d+\.\d+(\.\d+)?)-cu(?P<cu>\d{3})|-(?P<cuda>\d{2}\.\d+))"
+    r"(?P<family>[a-z][a-z0-9-]*?)"
+    r"(-(?P<torch>\d+\.\d+(\.\d+)?)-cu(?P<cu>\d{3})(-py(?P<python>3\d{1,2}))?|-(?P<cuda>\d{2}\.\d+))"
 )
 
 
@@ -152,11 +153,14 @@ def image_facts(definition: ImageDefinition, name: str, *, python: str = "") -> 
 
 
 def variant_facts(name: str) -> ImageFacts | None:
-    """A variant by its name alone (`pytorch-2.12-cu126`, `cuda-runtime-12.8`), whether built or not; else None."""
+    """A variant by its name alone, whether built or not: `pytorch-2.12-cu126`, with `-py311` behind it as matrix.yml
+    calls it, `cuda-runtime-12.8`. None for any other name.
+    """
     match = _VARIANT.fullmatch(name)
     if match is None:
         return None
     if match["cuda"]:
         return ImageFacts(name=match["family"], cuda=match["cuda"])
     cuda = f"{match['cu'][:2]}.{match['cu'][2:]}"
-    return ImageFacts(name=match["family"], torch=match["torch"], cuda=cuda)
+    python = f"3.{match['python'][1:]}" if match["python"] else ""
+    return ImageFacts(name=match["family"], torch=match["torch"], cuda=cuda, python=python)

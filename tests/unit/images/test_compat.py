@@ -527,6 +527,14 @@ def test_facts_that_are_no_versions_are_refused_when_they_are_made(wrong: dict[s
         ImageFacts(name="x", **wrong)  # type: ignore[arg-type]
 
 
+def test_a_variant_is_known_by_the_name_that_the_matrix_gives_it() -> None:
+    found = variant_facts("pytorch-2.12-cu130-py311")
+    assert found == ImageFacts(name="pytorch", torch="2.12", cuda="13.0", python="3.11")
+    assert verdict(found, group("580.126.20", H100)).level == "native"
+    older = variant_facts("pytorch-2.12-cu130-py38")
+    assert older is not None and verdict(older, group("580.126.20", H100)).rule == "no-such-python"
+
+
 @pytest.mark.parametrize("name", ["pytorch", "gang-check", "extension", "pytorch-2.12", "pytorch-cu126", "x-12.8.1"])
 def test_what_is_no_name_of_a_variant(name: str) -> None:
     assert variant_facts(name) is None
