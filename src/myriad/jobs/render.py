@@ -22,6 +22,7 @@ CHECKPOINT_INTERVAL = "myriad.dev/checkpoint-interval"
 HANDLES_SIGTERM = "myriad.dev/handles-sigterm"
 GROUP_MIN_MEMBER = "scheduling.volcano.sh/group-min-member"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+VOLCANO_TOPOLOGY = "volcano.sh/network-topology-mode"
 #: The preStop hook makes this file; a training loop that cannot take signals looks for it.
 STOP_FOLDER = "/run/myriad"
 STOP_FILE = f"{STOP_FOLDER}/stop"
@@ -99,10 +100,7 @@ def _metadata(request: Request, *, batch: bool) -> Json:
         labels[MAX_EXEC_TIME_LABEL] = str(request.limit_s)
     annotations = {CHECKPOINT_INTERVAL: request.checkpoint_interval}
     if request.pool.engine == "volcano" and batch:
-        annotations |= {
-            GROUP_MIN_MEMBER: str(request.minimum or request.nodes),
-            VOLCANO_QUEUE: request.pool.volcano_queue,
-        }
+        annotations[GROUP_MIN_MEMBER] = str(request.minimum or request.nodes)
     return {"name": request.name, "namespace": request.namespace, "labels": labels, "annotations": annotations}
 
 
@@ -111,6 +109,11 @@ def _template_metadata(request: Request) -> Json:
     # One pod has no neighbours; and a pool of Volcano's is placed by its HyperNodes, not by Kueue.
     if request.nodes > 1 and request.pool.engine == "kueue" and request.pool.level:
         annotations[PREFERRED_TOPOLOGY] = request.pool.level
+    if request.pool.engine == "volcano":
+        # Volcano makes the PodGroup of a Job from its first pod: what stands on the Job alone is not asked for these.
+        annotations[VOLCANO_QUEUE] = request.pool.volcano_queue
+        if request.nodes > 1:
+            annotations[VOLCANO_TOPOLOGY] = "soft"
     return {"annotations": annotations}
 
 

@@ -119,7 +119,10 @@ def test_a_pool_of_volcano_gets_its_scheduler_queue_and_minimum() -> None:
     body = job(request(pool=PoolFacts(engine="volcano")))
     assert body["spec"]["template"]["spec"]["schedulerName"] == "volcano"
     assert body["metadata"]["annotations"]["scheduling.volcano.sh/group-min-member"] == "2"
-    assert body["metadata"]["annotations"]["scheduling.volcano.sh/queue-name"] == "myriad"
+    # Volcano reads the minimum on the Job, and queue and topology on its pods (seen with Volcano 1.15.1).
+    of_pods = body["spec"]["template"]["metadata"]["annotations"]
+    assert of_pods["scheduling.volcano.sh/queue-name"] == "myriad"
+    assert of_pods["volcano.sh/network-topology-mode"] == "soft"
     assert "kueue.x-k8s.io/podset-preferred-topology" not in body["spec"]["template"]["metadata"]["annotations"]
     torch = job(request("pytorch", pool=PoolFacts(engine="volcano")))
     assert torch["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2, "queue": "myriad"}
