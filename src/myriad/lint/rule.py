@@ -146,7 +146,7 @@ def dotted(path: KeyPath) -> str:
     for part in path:
         if isinstance(part, int):
             out += f"[{part}]"
-        elif any(mark in part for mark in "./"):
+        elif any(mark in str(part) for mark in "./"):
             out += f'["{part}"]'
         else:
             out += f".{part}" if out else part

@@ -51,9 +51,11 @@ def get(body: Any, *path: str | int) -> Any:
 
 
 def mapping(body: Any, *path: str | int) -> Json:
-    """The mapping at a path, {} where there is none."""
+    """The mapping at a path, {} where there is none. Its keys are texts, as they are in JSON."""
     found = get(body, *path)
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return found if all(type(key) is str for key in found) else {str(key): value for key, value in found.items()}
 
 
 def rows(body: Any, *path: str | int) -> list[tuple[int, Json]]:

@@ -75,3 +75,31 @@ def test_lines_are_known_in_damaged_texts_too() -> None:
     lines = text.splitlines()
     for finding in findings(with_configurations(scene_of(documents))):
         assert finding.line is not None and 1 <= finding.line <= len(lines), finding
+
+
+@pytest.mark.parametrize("key", [None, 1, 1.5, True, ("a",)])
+def test_a_key_that_is_no_text_is_read_as_one(key: object) -> None:
+    def limits(gpus: object) -> dict[Any, Any]:
+        return {"nvidia.com/gpu": gpus, key: 1}
+
+    container = {"name": "c", "image": "a:1", "resources": {"limits": limits(8), "requests": limits(8)}}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "a", "labels": {key: "x"}, "annotations": {key: 1}},
+        "spec": {key: 1, "template": {"spec": {"nodeSelector": {key: "x"}, "containers": [container]}}},
+    }
+    queue = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "Queue",
+        "metadata": {"name": "q"},
+        "spec": {"capability": limits(4), key: 1},
+    }
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"allocatable": limits(8)}}
+    flavor = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ResourceFlavor",
+        "metadata": {"name": "f"},
+        "spec": {"nodeLabels": {key: "x"}},
+    }
+    assert lines_of(findings(scene_of([Document(b) for b in (job, queue, node, flavor)])))
