@@ -146,7 +146,7 @@ def test_a_wrong_description_is_exit_1(site: Path) -> None:
     (site / "group_vars/all/cluster.yml").write_text(POOLS.replace("V100-SXM2-32GB", "V100"))
     done = run("pytorch-2.12-cu126", "-i", str(site))
     assert isinstance(done.exception, InputError)
-    assert "V100-SXM2-32GB" in done.stdout
+    assert "V100-SXM2-32GB" in done.stderr
 
 
 # Terminals
