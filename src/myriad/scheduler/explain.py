@@ -379,6 +379,8 @@ class _Explainer:
 
     def _close(self, state: State, cause: str, *, waiting: bool = True) -> Answer:
         f = self.facts
+        # What blocks in two ways, quota and room, may be unblocked by one and the same job.
+        self.unblocks = list(dict.fromkeys(self.unblocks))
         if self.unblocks:
             self.lines.insert(self._after_cause(), ("unblocks", ", or ".join(self.unblocks)))
         if waiting and self.looked_at:
