@@ -206,6 +206,8 @@ def _scan_hosts(
     for pattern, variables in _pairs(hosts):
         line = pattern.start_mark.line + 1
         written, here = str(pattern.value), Origin(shown, line)
+        if written == _MERGE_KEY:
+            continue
         if pattern.tag != _TEXT:
             found.broken = True
             found.report("host-name", f'"{written}" is no text for YAML: write it in quotes', key="host", origin=here)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
 
 from myriad.fleet import check
 from myriad.inventory import read_inventory
@@ -255,3 +257,59 @@ def test_levels_that_were_refused_make_no_place_wrong(tmp_path: Path, levels: st
     site(tmp_path, INI % "gpu1 myriad_location=r1", more={"group_vars/all.yml": text})
     (sentence,) = told(tmp_path)
     assert sentence.startswith("1: myriad_cluster.topology_levels: is ")
+
+
+EVERYDAY = """\
+# As other projects write theirs.
+[all]
+cp1     ansible_host=10.0.0.1  # the first
+gpu1    ansible_host=10.0.0.11 ansible_ssh_common_args='-o ProxyJump=jump -o "A B=c"' note="{'a': 'b=c'}"
+gpu2    ansible_host=10.0.0.12 myriad_location="r2"
+gpu[3:4] ansible_port=2222
+node-[a:b].example.com:5309
+
+;[nothing]
+[control_plane]
+cp1
+
+[pool_h100]
+gpu1
+gpu2
+gpu[3:4]
+
+[gpu_nodes:children]
+pool_h100
+
+[pool_h100:vars]
+myriad_location = r1
+path="a b # c"
+empty=
+table={"a": [1, 2]}
+
+[all:vars]
+ansible_user=ubuntu
+"""
+
+
+def test_everyday_ini_is_read_as_ansible_reads_it(tmp_path: Path) -> None:
+    raw = read_inventory(site(tmp_path, EVERYDAY.replace("\n", "\r\n")))
+    assert raw.problems == []
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(tmp_path / "hosts")])
+    assert {name: host.variables.get("ansible_host") for name, host in raw.hosts.items()} == {
+        str(host.name): host.vars.get("ansible_host") for host in manager.hosts.values()
+    }
+    assert {"node-a.example.com", "node-b.example.com", "gpu3"} <= set(raw.hosts)
+    assert all(host.origin is not None for host in raw.hosts.values()), "every host with its line"
+    assert told(tmp_path) == []
+
+
+def test_hosts_that_are_merged_in_are_hosts(tmp_path: Path) -> None:
+    hosts = (
+        "all:\n  hosts: &everyone\n    cp1: {}\n    gpu1: {myriad_location: r1}\n  children:\n"
+        "    control_plane: {hosts: {cp1: {}}}\n    gpu_nodes: {children: {pool_h100: {hosts: {gpu1: {}}}}}\n"
+        "    backed_up: {hosts: {<<: *everyone}}\n"
+    )
+    raw = read_inventory(site(tmp_path, hosts, name="hosts.yml"))
+    assert told(tmp_path) == []
+    assert set(raw.groups["backed_up"].hosts) == {"cp1", "gpu1"}
