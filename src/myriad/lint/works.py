@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 
 from myriad.lint.scene import (
     PLATFORM_NAMESPACES,
@@ -67,7 +68,7 @@ def is_slice(name: str) -> bool:
     return "/mig-" in name or "vgpu" in name or name.endswith(".shared")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pods:
     """Pods of one shape in a job.
 
@@ -100,7 +101,7 @@ class Pods:
         """Its scheduler's name."""
         return text(self.spec, "schedulerName") or DEFAULT_SCHEDULER
 
-    @property
+    @cached_property
     def requests(self) -> dict[str, Decimal]:
         """What the scheduler counts for one pod: the sum of containers and sidecars, or a larger init step, plus
         overhead
@@ -118,7 +119,7 @@ class Pods:
         running = {**running, **amounts(mapping(self.spec, "resources", "requests"))}
         return _sum(_largest(running, peak), amounts(mapping(self.spec, "overhead")))
 
-    @property
+    @cached_property
     def accelerators(self) -> dict[str, int]:
         """GPUs and the like of one pod, by resource."""
         return {name: int(value) for name, value in self.requests.items() if is_accelerator(name) and value > 0}
@@ -150,7 +151,7 @@ def _largest(a: Mapping[str, Decimal], b: Mapping[str, Decimal]) -> dict[str, De
     return {name: max(a.get(name, Decimal(0)), b.get(name, Decimal(0))) for name in {**a, **b}}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Work:
     """One job.
 
@@ -172,7 +173,7 @@ class Work:
         """Pods of all shapes."""
         return sum(p.count for p in self.pods)
 
-    @property
+    @cached_property
     def accelerators(self) -> dict[str, int]:
         """GPUs and the like of the whole job, by resource."""
         total: dict[str, int] = {}
@@ -181,7 +182,7 @@ class Work:
                 total[name] = total.get(name, 0) + each * pods.count
         return {name: value for name, value in total.items() if value}
 
-    @property
+    @cached_property
     def total(self) -> dict[str, Decimal]:
         """Requests of the whole job."""
         total: dict[str, Decimal] = {}
@@ -189,7 +190,7 @@ class Work:
             total = _sum(total, {name: value * pods.count for name, value in pods.requests.items()})
         return total
 
-    @property
+    @cached_property
     def gpu_pods(self) -> tuple[Pods, ...]:
         """Shapes that ask for accelerators."""
         return tuple(p for p in self.pods if p.accelerators)
@@ -286,7 +287,10 @@ def works(scene: Scene) -> list[Work]:
 
 def gpu_works(scene: Scene) -> list[Work]:
     """Those that ask for accelerators."""
-    return [work for work in works(scene) if work.gpu_pods]
+    kept = scene.recall("gpu_works")
+    if kept is None:
+        kept = scene.remember("gpu_works", [work for work in works(scene) if work.gpu_pods])
+    return list(kept)
 
 
 def _ended(thing: Thing) -> bool:
