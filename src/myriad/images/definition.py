@@ -411,10 +411,6 @@ class ImageDefinition(_Model):
             raise ValueError("packages are installed on debian; an external base brings its own")
         if external and self.python is None and (self.wheels is not None or self.source is not None):
             raise ValueError('wheels on an external base need to know its Python: python: {version: "3.12"}')
-        own_python = self.python.version if self.python is not None else DEBIAN_PYTHON if self.base == "debian" else ""
-        pinned_python = self.pins.get("python", own_python)
-        if own_python and ".".join(pinned_python.split(".")[:2]) != own_python:
-            raise ValueError(f"pins.python is {pinned_python}, but the image has Python {own_python}")
         targets = [file.target for file in self.files]
         twice = sorted({one for one in targets if targets.count(one) > 1})
         if twice:

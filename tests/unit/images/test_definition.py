@@ -95,7 +95,6 @@ DIGEST = "a" * 64
         ("env: {NVIDIA_REQUIRE_CUDA: 'cuda>=99'}", "env NVIDIA_REQUIRE_CUDA is computed from gpu"),
         ("user: '4294967295'", "user 4294967295 is beyond the largest id of Linux"),
         ("pins: {NumPy: '2.2', numpy: '2.3'}", "pins NumPy and numpy are the same package; pin it once"),
-        ("pins: {python: '3.12'}", "pins.python is 3.12, but the image has Python 3.11"),
         ("1: x", "1 is no text to YAML, and keys are words"),
         ("bundle: maybe", "bundle is 'maybe'; whether a bundle carries the image"),
     ],
