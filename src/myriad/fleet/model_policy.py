@@ -37,7 +37,7 @@ _SECRET_PATHS = ("hooks.slack.com", "discord.com", "discordapp.com", "webhook.of
 # Schemes of apprise whose URL names a place and no password: https://github.com/caronc/apprise/wiki
 _OPEN_SCHEMES = frozenset({"http", "https", "json", "jsons", "xml", "xmls", "form", "forms", "mailto", "syslog"})
 _SECRET_WORDS = ("token", "key", "secret", "password", "pass", "sig", "auth", "pwd")
-_SECRET_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+$")
+_SECRET_NAME = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._A-Za-z0-9]+\Z")
 
 
 def level_fault(value: Any) -> str | None:

@@ -10,14 +10,14 @@ from typing import Any
 
 # RFC 1123 label: names of namespaces, teams, pools, cohorts.
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
-_DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+_DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
-_LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+_LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 # One step of a location: a label value without dots, because the steps are joined by dots.
-_PLACE = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_]*[A-Za-z0-9])?$")
+_PLACE = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_]*[A-Za-z0-9])?\Z")
 _LABEL_NAME = _LABEL_VALUE
 _EXTENDED_RESOURCE = re.compile(
-    r"^(?P<domain>[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)/(?P<name>[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$"
+    r"^(?P<domain>[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)/(?P<name>[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)\Z"
 )
 MAX_NAME = 63
 """Longest label value and longest RFC 1123 label, in characters."""

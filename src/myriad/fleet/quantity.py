@@ -15,7 +15,7 @@ from myriad.quantity import BINARY_SUFFIXES, DECIMAL_SUFFIXES
 _DECIMAL = {suffix: Fraction(size) for suffix, size in DECIMAL_SUFFIXES.items()}
 _BINARY = {suffix: Fraction(size) for suffix, size in BINARY_SUFFIXES.items()}
 # What a person writes into the description: no sign, no exponent.
-_FORM = re.compile(r"^(\d+(?:\.\d+)?)([numkMGTPE]|[KMGTPE]i)?$")
+_FORM = re.compile(r"^(\d+(?:\.\d+)?)([numkMGTPE]|[KMGTPE]i)?\Z")
 
 
 def parse(text: str | int | float) -> tuple[Fraction, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from myriad.fleet import names
@@ -84,3 +86,17 @@ def test_gpu_models_of_the_catalog_are_label_values() -> None:
 )
 def test_unknown_gpu_models_are_told_with_the_nearest(given: str, sentence: str) -> None:
     assert sentence in str(model_fault(given))
+
+
+@pytest.mark.parametrize(
+    "fault", [names.dns_label_fault, names.host_name_fault, names.place_fault, names.label_name_fault]
+)
+def test_a_line_that_ends_in_a_name_is_none(fault: Callable[[str], str | None]) -> None:
+    """`|` in YAML keeps the end of the line, which `$` of a pattern lets pass and Kubernetes does not."""
+    assert fault("gpu1") is None
+    assert fault("gpu1\n") is not None
+
+
+def test_a_line_that_ends_in_a_resource_is_none() -> None:
+    assert names.extended_resource_fault("nvidia.com/gpu") is None
+    assert names.extended_resource_fault("nvidia.com/gpu\n") is not None
