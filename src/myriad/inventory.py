@@ -228,10 +228,13 @@ class _Reader:
             except AnsibleError as error:
                 for reason in best_reasons(said.failures) or [error]:
                     origin = self.origin_of(getattr(reason, "obj", None)) or self.failed_file(error)
+                    text = sentence(reason)
+                    if "nventory script" in text:
+                        text += f"; `{origin.file} --list` by hand prints what it should: JSON, and 0 as its exit code"
                     self.raw.problems.append(
                         Problem(
                             "inventory-unreadable",
-                            f"cannot be read as an inventory: {sentence(reason)}",
+                            f"cannot be read as an inventory: {text}",
                             key="the inventory",
                             origin=origin,
                         )

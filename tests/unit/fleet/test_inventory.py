@@ -250,7 +250,7 @@ def test_a_script_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     (site / "nodes.sh").chmod(0o755)
     (problem,) = check(read_inventory(site)).problems
     assert problem.origin == Origin(str(site / "nodes.sh"))
-    assert problem.message.endswith("exit code 3")
+    assert "exit code 3; `" in problem.message
 
 
 def test_nothing_of_ansible_reaches_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -150,6 +150,7 @@ def test_a_script_that_fails_is_never_read_as_a_list_of_hosts(tmp_path: Path, bo
     (sentence,) = told(site(tmp_path, f"{SCRIPT}{body}\n", name="nodes.sh", mode=0o755))
     assert sentence.startswith(": the inventory: cannot be read as an inventory: ")
     assert said in sentence
+    assert f"{tmp_path / 'nodes.sh'} --list` by hand prints what it should" in sentence
 
 
 def test_a_script_that_may_not_be_executed_is_told(tmp_path: Path) -> None:
