@@ -71,7 +71,12 @@ _TOKENS: tuple[tuple[bytes, re.Pattern[bytes], str], ...] = (
         )
         for literal in (b"aws_secret_access_key", b"AWS_SECRET_ACCESS_KEY", b"SecretAccessKey")
     ),
-    (b"AIza", re.compile(rb"(?<![\w-])AIza[0-9A-Za-z_-]{35}(?![\w-])"), "a Google API key"),
+    (
+        # Not the one in every address of a Google Chat webhook: it names Chat itself, and its documentation shows it.
+        b"AIza",
+        re.compile(rb"(?<![\w-])AIza(?!SyDdI0hCZtE6vySjMm-WEfRq3CPzqKqqsHI)[0-9A-Za-z_-]{35}(?![\w-])"),
+        "a Google API key",
+    ),
     (b"ya29.", re.compile(rb"(?<![\w-])ya29\.[0-9A-Za-z_-]{60,}"), "a Google access token"),
     (b"GOCSPX-", re.compile(rb"GOCSPX-[0-9A-Za-z_-]{28}"), "a Google OAuth secret"),
     (b"gh", re.compile(rb"(?<![A-Za-z0-9_])gh[pousr]_[A-Za-z0-9]{36,255}(?![A-Za-z0-9_])"), "a GitHub token"),
