@@ -70,7 +70,8 @@ myriad lint --rules                  this list
 
 A finding says where it is (file and line of the key, or kind, namespace and name), what will happen, and what to
 change. Exit code 0: no errors (with `--strict`: no warnings either); 4: errors; 1: wrong input, such as a file that is
-no YAML or holds nothing; then nothing is judged. Names of rules are stable; `--rule` asks single ones and `--skip` leaves some out.
+no YAML or holds nothing; then nothing is judged. Names of rules are stable; `--rule` asks single ones and `--skip`
+leaves some out.
 
 An **error** will not work, or takes GPUs from others. A **warning** works until the day when it does not. A **note** is
 worth knowing. What refers to something else (a queue, a priority class, a node) is only judged where such objects are
