@@ -64,7 +64,8 @@ def _one_by_one(names: list[str], groups: dict[str, Any]) -> None:
     from myriad.fleet.names import several_fault
 
     hosts = set(groups.get("all") or ())
-    faults = [fault for name in names if (fault := several_fault(name, hosts, groups)) is not None]
+    # An empty name comes of a comma at the end.
+    faults = [fault for name in filter(None, names) if (fault := several_fault(name, hosts, groups)) is not None]
     if faults:
         raise MyriadError(
             f"{'; '.join(faults)}: nodes are named one by one, with commas. Nothing was touched",
