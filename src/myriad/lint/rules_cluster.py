@@ -79,11 +79,13 @@ def duplicate_key(scene: Scene) -> Iterator[Raw]:
             if (thing.document.file, doubled.line) in told:
                 continue
             told.add((thing.document.file, doubled.line))
+            lines = (
+                f"lines {doubled.first} and {doubled.line}" if doubled.first != doubled.line else f"line {doubled.line}"
+            )
             yield Raw(
                 thing,
                 (),
-                f"has the key {doubled.key} twice (lines {doubled.first} and {doubled.line}): the second wins in "
-                "silence",
+                f"has the key {doubled.key} twice ({lines}): the second wins in silence",
                 "remove one of them",
                 line=doubled.line,
             )

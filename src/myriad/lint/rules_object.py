@@ -319,7 +319,8 @@ def restart_policy(scene: Scene) -> Iterator[Raw]:
             continue
         for pods in work.pods:
             value = pods.spec.get("restartPolicy")
-            if not pods.spec or value in ("Never", "OnFailure"):
+            # JobSet fills in OnFailure.
+            if not pods.spec or value in ("Never", "OnFailure") or (value is None and work.kind == "JobSet"):
                 continue
             said = "says no restartPolicy, which means Always" if value is None else f"says restartPolicy {value!r}"
             yield Raw(

@@ -181,6 +181,15 @@ def test_a_job_takes_never_or_on_failure(policy: str | None) -> None:
     assert not said("restart-policy", broken)
 
 
+def test_a_jobset_fills_in_the_policy_that_is_not_there() -> None:
+    inner = job()["spec"]
+    del inner["template"]["spec"]["restartPolicy"]
+    jobs = body("jobset.x-k8s.io/v1alpha2", "JobSet", replicatedJobs=[{"name": "w", "template": {"spec": inner}}])
+    assert not said("restart-policy", jobs)
+    inner["template"]["spec"]["restartPolicy"] = "Always"
+    assert said("restart-policy", jobs)
+
+
 def test_the_training_operator_looks_for_its_container_and_takes_one_master() -> None:
     assert len(said("operator-refuses", pytorch(2, 3, 8, minimum=5))) == 3
     right = pytorch(1, 3, 8, minimum=4)
