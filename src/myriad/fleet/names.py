@@ -75,10 +75,11 @@ def extended_resource_fault(name: Any) -> str | None:
 
 def several_fault(name: str, hosts: Collection[str], groups: Collection[str]) -> str | None:
     """Why a name, where one host is meant, would be several to Ansible: a group, or a pattern; None where it is one."""
-    if name in hosts:
-        return None
+    # A host that is called like a group is the group to Ansible.
     if name in groups:
         return f'"{name}" is a group'
+    if name in hosts:
+        return None
     if not all(_DNS_LABEL.match(part) for part in name.lower().replace("_", "-").split(".")):
         return f'"{name}" is a pattern'
     return None

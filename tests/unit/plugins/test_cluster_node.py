@@ -21,6 +21,7 @@ CLONE = Path(__file__).parents[3]
         ("GPU_9.lan", None),
         ("all", '"all" is a group'),
         ("gpu_nodes", '"gpu_nodes" is a group'),
+        ("registry", '"registry" is a group'),
         ("gpu*", '"gpu*" is a pattern'),
         ("cp1:gpu1", '"cp1:gpu1" is a pattern'),
         ("!gpu1", '"!gpu1" is a pattern'),
@@ -31,7 +32,7 @@ CLONE = Path(__file__).parents[3]
     ],
 )
 def test_what_ansible_would_take_for_several_hosts(name: str, fault: str | None) -> None:
-    assert several_fault(name, {"gpu1", "cp1"}, {"all": ["gpu1", "cp1"], "gpu_nodes": ["gpu1"]}) == fault
+    assert several_fault(name, {"gpu1", "registry"}, {"all", "gpu_nodes", "registry"}) == fault
 
 
 def test_a_group_or_a_pattern_is_never_removed() -> None:
