@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -38,11 +39,15 @@ class Limits:
     def read(cls, given: dict[str, Any] | None) -> Limits:
         """From a mapping. Raises InputError that names what is wrong with it."""
         known = {field.name: field for field in fields(cls)}
+        if given is not None and not isinstance(given, dict):
+            raise InputError(f"the limits of a prewarm are {given!r}; they are names with numbers")
         for name, value in (given or {}).items():
             if name not in known:
                 raise InputError(f'"{name}" is no limit of a prewarm', hint=f"there are {', '.join(known)}")
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InputError(f"the limit {name} is {value!r}; it is a number")
+            if not math.isfinite(value):
+                raise InputError(f"the limit {name} is {value}; it is a number with an end")
             if value < 0 or (value == 0 and name not in ("jitter_s", "failure_share", "failures")):
                 raise InputError(f"the limit {name} is {value}; it is above 0")
             if known[name].type == "int" and value != int(value):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,9 +97,13 @@ class TestLimits:
             ({"rack_nodes": "4"}, "it is a number"),
             ({"rack_nodes": True}, "it is a number"),
             ({"failure_share": 5}, "a share from 0 to 1"),
+            ({"failure_share": float("nan")}, "is nan; it is a number with an end"),
+            ({"rack_gbit": float("inf")}, "is inf; it is a number with an end"),
+            ({"rack_nodes": float("inf")}, "is inf; it is a number with an end"),
+            (["rack_gbit"], "they are names with numbers"),
         ],
     )
-    def test_what_cannot_be_meant_is_refused(self, given_: dict[str, object], words: str) -> None:
+    def test_what_cannot_be_meant_is_refused(self, given_: Any, words: str) -> None:
         with pytest.raises(InputError) as refused:
             Limits.read(given_)
         assert words in str(refused.value)
