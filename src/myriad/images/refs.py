@@ -14,7 +14,9 @@ from typing import NamedTuple
 from myriad.errors import InputError
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-REPO = re.compile(r"[a-z0-9]+([._/-]+[a-z0-9]+)*")
+# https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pulling-manifests
+REPO = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
+_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HUB = "docker.io"
 
@@ -54,7 +56,7 @@ def parse_ref(text: str) -> Ref:
     repo, colon, tag = path.rpartition(":")
     if not colon:
         repo, tag = path, ""
-    if not REPO.fullmatch(repo) or (colon and not TAG.fullmatch(tag)):
+    if not _HOST.fullmatch(host) or not REPO.fullmatch(repo) or (colon and not TAG.fullmatch(tag)):
         raise InputError(
             f'"{text}" is not the name of an image', hint="write host/repository:tag or host/repository@sha256:<digest>"
         )

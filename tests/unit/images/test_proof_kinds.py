@@ -23,6 +23,7 @@ from myriad.images.proof_layout import LayoutImage, open_image
 from myriad.images.proof_loader import loading
 from myriad.images.proof_pull import pull_layout
 from myriad.images.proof_rules import RULES, load_rules
+from myriad.images.refs import parse_ref
 from tests.unit.images import proof_images as small
 from tests.unit.images.test_proof_break import only, proven, wheels
 
@@ -205,6 +206,33 @@ def test_layers_of_docker_are_compared_as_well(tmp_path: Path) -> None:
 def test_an_address_of_another_kind_is_wrong_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="begins with docker://, which is no registry's address"):
         pull_layout("docker://a.site/b:1", tmp_path / "layout")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "../a",
+        "a.site/b/../c",
+        "a.site/b//c",
+        "a.site/b..c",
+        "a.site:port/b",
+        "a.site/b:",
+        "a.site/B",
+        "-a.site/b",
+        "a_b.c/d",
+    ],
+)
+def test_what_is_no_name_of_an_image(text: str) -> None:
+    with pytest.raises(InputError, match="is not the name of an image"):
+        parse_ref(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "a/b:1", "localhost:5000/a", "[::1]:5000/a__b/c-d.e", f"a-b.site/c:v1@sha256:{'a' * 64}", "10.0.0.5/a---b"],
+)
+def test_names_of_images(text: str) -> None:
+    assert parse_ref(text).repo
 
 
 # The loader
