@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 
 from myriad.lint.rule import Raw, rule
@@ -181,7 +181,9 @@ def _no_single_flavor(scene: Scene, work: Work, queue: Thing, shares: Mapping[Ke
                 continue
             for pods in work.pods:
                 need = pods.requests.get(resource, Decimal(0)) * least_of(work, pods)
-                open_to = {n: s for n in names if (s := shares.get((n, resource))) and _may_use(scene, pods, n)}
+                open_to = {
+                    n: s for n in names if (s := shares.get((n, resource))) and not _against(scene, pods, n, names)
+                }
                 if need <= 0 or any(need <= (s.most or Decimal(0)) for s in open_to.values()):
                     continue
                 shown = ", ".join(
@@ -201,18 +203,19 @@ def _no_single_flavor(scene: Scene, work: Work, queue: Thing, shares: Mapping[Ke
                 return
 
 
-def _may_use(scene: Scene, pods: Pods, flavor: str) -> bool:
-    """Whether pods select a flavor's nodes and tolerate its taints."""
-    return not _against(scene, pods, flavor)
+def _against(scene: Scene, pods: Pods, flavor: str, group: Iterable[str]) -> str:
+    """Why pods cannot have a flavor of a group, as a part of a sentence; "" where they can.
 
-
-def _against(scene: Scene, pods: Pods, flavor: str) -> str:
-    """Why pods cannot have a flavor, as a part of a sentence; "" where they can."""
+    Of what pods select Kueue looks at the labels that any flavor of the group has.
+    """
     found = scene.find("ResourceFlavor", flavor)
     labels = mapping(found.spec, "nodeLabels") if found is not None else {}
     for key, value in mapping(pods.spec, "nodeSelector").items():
         if key in labels and labels[key] != value:
             return f"{flavor} is {key}={labels[key]}, and they select {value}"
+        others = (scene.find("ResourceFlavor", name) for name in group)
+        if found is not None and key not in labels and any(o and key in mapping(o.spec, "nodeLabels") for o in others):
+            return f"{flavor} has no label {key}, and they select {value}"
     tolerations = [t for _, t in rows(pods.spec, "tolerations")]
     if found is not None:
         tolerations += [t for _, t in rows(found.spec, "tolerations")]
@@ -256,7 +259,7 @@ def no_flavor_for_job(scene: Scene) -> Iterator[Raw]:
                 if not any(pods.requests.get(name) for name in texts(group, "coveredResources")):
                     continue
                 names = dict.fromkeys(text(flavor, "name") for _, flavor in rows(group, "flavors"))
-                reasons = [_against(scene, pods, name) for name in names]
+                reasons = [_against(scene, pods, name, names) for name in names]
                 if reasons and all(reasons):
                     whose = f"its {pods.name} pods" if pods.name else "its pods"
                     yield Raw(

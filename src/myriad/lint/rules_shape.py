@@ -11,6 +11,8 @@ from myriad.lint.words import JOBS, gpus_words
 from myriad.lint.works import MIN_PARALLELISM, SERVICES, TRAINING_OPERATOR_KINDS, gpu_works, works
 
 EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
+#: Jobs that Kueue lets grow and shrink while they run (its feature ElasticJobsViaWorkloadSlices).
+_ELASTIC_JOB = "kueue.x-k8s.io/elastic-job"
 HANDLES_SIGTERM = "myriad.dev/handles-sigterm"
 
 _QUOTA = "name nominalQuota borrowingLimit lendingLimit"
@@ -184,7 +186,8 @@ def elastic_size(scene: Scene) -> Iterator[Raw]:
                     f"what was admitted",
                 )
         scaled = {"RayCluster": ("spec",), "RayJob": ("spec", "rayClusterSpec")}.get(work.kind)
-        if scaled and work.queue and get(work.thing.body, *scaled, "enableInTreeAutoscaling") is True:
+        elastic = str(work.thing.annotations.get(_ELASTIC_JOB)).lower() == "true"
+        if scaled and work.queue and not elastic and get(work.thing.body, *scaled, "enableInTreeAutoscaling") is True:
             yield Raw(
                 work.thing,
                 (*scaled, "enableInTreeAutoscaling"),

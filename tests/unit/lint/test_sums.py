@@ -58,6 +58,8 @@ def test_b21_what_is_left_in_several_flavors_does_not_add_up_for_pods_of_one_sha
 def test_a_flavor_that_the_pods_do_not_select_gives_them_nothing() -> None:
     site = (flavors(a=32, b=16), flavor("a", card="a100"), flavor("b", card="h100"), LOCAL)
     wants = job(pods=4, spec={"nodeSelector": {"card": "h100"}})
+    plain = (flavors(a=64, b=16), flavor("a", zone="z"), flavor("b", card="h100"), LOCAL)
+    assert "(b 16)" in said("queue-never-fits", *plain, wants)[0], "a has no card at all"
     assert "(b 16)" in said("queue-never-fits", *site, wants)[0]
     assert not said("queue-never-fits", *site, job(pods=4, spec={"nodeSelector": {"card": "a100"}}))
     assert not said("queue-never-fits", *site, job(pods=4, spec={"nodeSelector": {"zone": "z"}}))
@@ -129,6 +131,8 @@ def test_a_worker_of_ray_is_as_many_pods_as_it_has_hosts() -> None:
     assert "8 x 8 = 64 GPUs" in said("queue-never-fits", cluster_queue("one", 32), LOCAL, cluster)[0]
     cluster["spec"]["enableInTreeAutoscaling"] = True
     assert "scales itself" in said("elastic-size", cluster)[0]
+    cluster["metadata"]["annotations"] = {"kueue.x-k8s.io/elastic-job": "true"}
+    assert not said("elastic-size", cluster)
 
 
 def test_b15_a_queue_below_another_holds_no_more_than_that_one() -> None:
