@@ -178,7 +178,7 @@ def _not_an_object(value: Any, file: str, line: int | None) -> NotAnObject:
     what = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}.get(
         type(value), f"a {type(value).__name__}"
     )
-    shown = str(value).splitlines()[0][:40] if isinstance(value, str) else ""
+    shown = next(iter(value.splitlines()), "")[:40] if isinstance(value, str) else ""
     return NotAnObject(
         f"this is {what}, not an object" + (f": {shown!r}" if shown else ""),
         where=_where(file, line),

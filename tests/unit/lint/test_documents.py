@@ -191,3 +191,9 @@ def test_a_file_in_utf_16_is_told_how_to_save_it(tmp_path: Path) -> None:
     file.write_bytes("apiVersion: v1\nkind: Namespace\n".encode("utf-16"))
     code, said = lint(str(file))
     assert code == 1 and "is written in UTF-16" in said and "UTF-8" in said
+
+
+@pytest.mark.parametrize("text", ['""\n', "---\n''\n---\n", '"\\n"\n', "|\n"])
+def test_a_document_that_is_an_empty_text_is_no_object(text: str) -> None:
+    with pytest.raises(InputError, match="this is a text, not an object"):
+        read_text(text, "f")
