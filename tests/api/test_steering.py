@@ -275,9 +275,11 @@ def test_detaching_lets_everybody_go_and_attaching_again_evicts_nobody(
 ) -> None:
     replica.stop()
     submit(plane, "held")
-    view = until(lambda: (v := look(api, "held")) and v.quota_reserved and v, what="it has quota")
+    # Kueue writes the state of a check after the quota.
+    until(lambda: (v := look(api, "held")) and v.quota_reserved and v.check, what="it has quota, and a check")
     time.sleep(2)
-    assert not look(api, "held").admitted and view.check.state == "Pending"  # type: ignore[union-attr]
+    view = look(api, "held")
+    assert view and not view.admitted and view.check and view.check.state == "Pending"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "KUBECONFIG": str(plane.kubeconfig_for(ACCOUNT))}
     done = subprocess.run(
         [sys.executable, "-m", "myriad.scheduler", "detach"],
