@@ -171,6 +171,14 @@ class _Explainer:
         self.unblocks.append(f"ask for {q.most} GPUs or fewer, or raise the quota of {q.team} in pool {q.pool}")
         return f"asks for {gpus} GPUs; {q.team} has {limit} in pool {q.pool}, so it can never be admitted"
 
+    def _between_words(self) -> str:
+        """Where Kueue has said nothing and nothing is known against the job: it stands between two of Kueue's steps."""
+        if self.facts.quota_reserved:
+            return "it has its quota and no check is open: Kueue admits it next"
+        if self.quota is not None:
+            return "its quota is free now and nothing else is known against it: Kueue decides in one of its next cycles"
+        return "no cause found in what was looked at"
+
     def _min_gpus(self) -> int:
         return sum(
             p.gpus_per_pod * (p.min_count if p.min_count is not None else p.count) for p in self.facts.gang.podsets
@@ -210,7 +218,7 @@ class _Explainer:
             self.lines.append(("placement", cause))
             state = "fits"
         else:
-            cause = kueue_says(f.conditions) or "no cause found in what was looked at"
+            cause = kueue_says(f.conditions) or self._between_words()
             self.lines.append(("kueue", cause))
             state = "external"
         if f.evicted:
