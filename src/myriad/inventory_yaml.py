@@ -287,7 +287,12 @@ def _other_numbers_below(node: yaml.Node, shown: str, path: KeyPath) -> Iterator
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _other_numbers_below(value, shown, (*path, index))
-    elif not node.style and node.tag == _NUMBER and _OTHER_NUMBER.fullmatch(node.value):
+    elif (
+        isinstance(node, yaml.ScalarNode)
+        and not node.style
+        and node.tag == _NUMBER
+        and _OTHER_NUMBER.fullmatch(node.value)
+    ):
         read = yaml.safe_load(node.value)
         yield Problem(
             "other-number",
