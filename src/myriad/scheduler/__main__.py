@@ -24,11 +24,12 @@ from myriad.scheduler.ledger.start import Accounting
 from myriad.scheduler.metrics import Metrics
 from myriad.scheduler.notices.book import Book
 from myriad.scheduler.notices.start import noticing, tending
-from myriad.scheduler.observers import Observing, Surroundings, observers_of
+from myriad.scheduler.observers import Observing, observers_of
 from myriad.scheduler.records import Copier, RecordBook, every
 from myriad.scheduler.settings import Settings
 from myriad.scheduler.shadow import ShadowApi, Withdrawing
 from myriad.scheduler.steering import Steering
+from myriad.scheduler.surroundings import Surroundings
 from myriad.scheduler.web.accounts import Accounts
 from myriad.scheduler.web.auth import gate_of
 

@@ -1,7 +1,7 @@
 """What each layer holds against one job, as sentences in the order in which they have to be mended. Pure.
 
 A job passes queue, quota, checks, pod creation, gates, volumes, the pod scheduler, the kubelet and the image before it
-runs. Each function below reads one layer; `causes_of` puts what they found in order, the first to mend first: a pod
+runs. Each function below reads one layer; `causes_all` puts what they found in order, the first to mend first: a pod
 that waits for a volume is also unschedulable, and telling only the latter sends people to the wrong place.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from myriad.scheduler.model import parse_quantity
@@ -106,25 +106,6 @@ def in_order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
         claim = cause.numbers.get("claim")
         seen.setdefault((cause.layer, claim) if claim else cause.text, cause)
     return tuple(sorted(seen.values(), key=lambda c: _RANK.get(c.layer, len(_RANK))))
-
-
-def causes_of(evidence: Evidence, *, now: datetime | None = None) -> tuple[Cause, ...]:
-    """Everything that the evidence holds against the job, first to mend first."""
-    now = now or datetime.now(UTC)
-    from myriad.scheduler.causes_pods import event_causes, pod_causes, volume_causes
-    from myriad.scheduler.causes_volcano import volcano_causes
-
-    return in_order(
-        [
-            *(Cause("job", p) for p in evidence.problems),
-            *priority_causes(evidence),
-            *quota_object_causes(evidence),
-            *volume_causes(evidence),
-            *event_causes(evidence, now),
-            *pod_causes(evidence, now),
-            *volcano_causes(evidence, now),
-        ]
-    )
 
 
 # What the job itself names

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from myriad.kube.kinds import NAMESPACES, NODES, WORKLOADS
-from myriad.scheduler.causes import QUEUE_LABEL, Cause, causes_of, in_order, labels_of, requeue_words, templates_of
+from myriad.scheduler.causes import QUEUE_LABEL, Cause, in_order, labels_of, requeue_words, templates_of
+from myriad.scheduler.causes_all import causes_of
 from myriad.scheduler.causes_queue import Looking, preempted_for, queue_causes, unmanaged_causes, workload_causes
 from myriad.scheduler.explain import why
 from myriad.scheduler.facts import Answer, Condition, Holder, JobFacts

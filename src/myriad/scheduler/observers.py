@@ -7,17 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api
 from myriad.scheduler.cache import Cache
-from myriad.scheduler.events import EventSink
-from myriad.scheduler.metrics import Metrics
-from myriad.scheduler.records import RecordBook
-from myriad.scheduler.settings import Settings
+from myriad.scheduler.surroundings import Surroundings
 
 log = logging.getLogger("myriad.observers")
 
@@ -33,18 +28,6 @@ class Observer(Protocol):
 
     def step(self) -> None:
         """Look at the cache and do what has to be done now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What an observer is made from."""
-
-    api: Api
-    cache: Cache
-    settings: Settings
-    decisions: RecordBook
-    events: EventSink
-    metrics: Metrics
 
 
 class Observing(threading.Thread):

@@ -20,11 +20,11 @@ from myriad.scheduler.braking import Braking
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.model import PlacementPolicy, parse_quantity
 from myriad.scheduler.objects import WorkloadView
-from myriad.scheduler.observers import Surroundings
 from myriad.scheduler.policy import ProtectionPolicy
 from myriad.scheduler.protect import Doors, Protection, is_marked, mark_of, operations, sentence, standing
 from myriad.scheduler.protect_choice import Decision, Waiter, decide
 from myriad.scheduler.snapshot import Snapshot
+from myriad.scheduler.surroundings import Surroundings
 
 log = logging.getLogger("myriad.protecting")
 

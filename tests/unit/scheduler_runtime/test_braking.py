@@ -11,11 +11,11 @@ import pytest
 from myriad.kube.kinds import NODES, WORKLOADS
 from myriad.scheduler.brake import Ask
 from myriad.scheduler.braking import Braking
-from myriad.scheduler.observers import Surroundings
 from myriad.scheduler.protect import Protection
 from myriad.scheduler.protect_choice import Decision
 from myriad.scheduler.protecting import Protecting
 from myriad.scheduler.settings import Settings
+from myriad.scheduler.surroundings import Surroundings
 
 START = datetime(2026, 11, 30, 15, 0, tzinfo=UTC)
 TAINT = Ask("taint", "the domain for vision/large", ("n0",), by="protection")

@@ -30,11 +30,12 @@ from myriad.scheduler.__main__ import Extension
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.events import EventSink
 from myriad.scheduler.ledger.holds import HELD_BY, POLICY
-from myriad.scheduler.observers import Surroundings, observers_of
+from myriad.scheduler.observers import observers_of
 from myriad.scheduler.protect import Protection, operations
 from myriad.scheduler.settings import Settings
 from myriad.scheduler.shadow import ShadowApi, Withdrawing
 from myriad.scheduler.steering import Steering
+from myriad.scheduler.surroundings import Surroundings
 
 RACK = "myriad.dev/rack"
 

@@ -22,7 +22,7 @@ from myriad.scheduler.eta.model import Eta, epoch
 from myriad.scheduler.eta.store import KEEP_S, Fact, OpenEstimate, Store, fact_of
 from myriad.scheduler.ledger.start import default_url
 from myriad.scheduler.objects import WorkloadView
-from myriad.scheduler.observers import Surroundings
+from myriad.scheduler.surroundings import Surroundings
 
 Json = dict[str, Any]
 

@@ -18,8 +18,9 @@ from myriad.scheduler.ledger.keeper import Keeper
 from myriad.scheduler.ledger.recorder import Recorder
 from myriad.scheduler.ledger.store import Written
 from myriad.scheduler.notices.gather import checkpoint_of, pods_of, read_job
-from myriad.scheduler.observers import Observer, Observing, Surroundings
+from myriad.scheduler.observers import Observer, Observing
 from myriad.scheduler.settings import Settings
+from myriad.scheduler.surroundings import Surroundings
 
 Json = dict[str, Any]
 

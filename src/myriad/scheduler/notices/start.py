@@ -11,8 +11,9 @@ from myriad.scheduler.notices.courier import Courier
 from myriad.scheduler.notices.gather import Estimator
 from myriad.scheduler.notices.observer import Notices
 from myriad.scheduler.notices.targets import Addresses
-from myriad.scheduler.observers import Observing, Surroundings
+from myriad.scheduler.observers import Observing
 from myriad.scheduler.shield import Shields
+from myriad.scheduler.surroundings import Surroundings
 
 
 def noticing(
