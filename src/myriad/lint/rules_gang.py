@@ -13,11 +13,14 @@ from myriad.lint.works import (
     SERVICES,
     TRAINING_OPERATOR_KINDS,
     VOLCANO,
+    VOLCANO_QUEUE,
     Work,
     gpu_works,
     runtime_of,
     works,
 )
+
+_TOPOLOGY_WISHES = ("volcano.sh/network-topology-mode", "volcano.sh/network-topology-highest-tier")
 
 
 @rule(
@@ -233,3 +236,30 @@ def rollout_cannot_form_gang(scene: Scene) -> Iterator[Raw]:
                 f"time (maxSurge {shown}): the new PodGroup never gets its {least}, and the update hangs",
                 f"set maxSurge to {least} or more, or strategy.type to Recreate",
             )
+
+
+@rule(
+    "volcano-wish-on-the-wrong-object",
+    "warning",
+    "Volcano's queue or topology stands on the Job, and is read on its pods alone",
+    looks_at="Job, Deployment, StatefulSet with schedulerName volcano",
+    sources=("seen with Volcano 1.15.1",),
+)
+def volcano_wish_on_the_wrong_object(scene: Scene) -> Iterator[Raw]:
+    """Volcano makes the PodGroup from the first pod: of its owner it reads the minimum, and nothing else of these."""
+    for work in works(scene):
+        if work.kind not in ("Job", "Deployment", "StatefulSet") or not work.scheduled_by_volcano:
+            continue
+        for name in (VOLCANO_QUEUE, *_TOPOLOGY_WISHES):
+            path = ("metadata", "annotations", name)
+            said = text(work.thing.body, *path)
+            if said and not any(name in pods.annotations for pods in work.gpu_pods):
+                effect = (
+                    "its gang goes to the queue default" if name == VOLCANO_QUEUE else "its gang may stand anywhere"
+                )
+                yield Raw(
+                    work.thing,
+                    path,
+                    f"has the annotation {name}: {said}, which Volcano reads on pods alone: {effect}",
+                    f"move {name} to spec.template.metadata.annotations",
+                )
