@@ -253,7 +253,8 @@ def test_the_data_of_every_member_is_deleted_under_load_and_comes_back(site: Sit
     )
     stayed = {name: at_ for name, at_ in before.items() if name.startswith("stay-")}
     assert {name: at_ for name, at_ in site.starts().items() if name.startswith("stay-")} == stayed
-    site.submit("again", 1)
+    # Kueue's replicas end when the API is away for longer than their lease, and start again.
+    until(lambda: site.submit("again", 1) is None, "a job is taken", seconds=120)
     until(lambda: site.jobs("again")["again"].get("succeeded") == 1, "the next job runs")
 
 
