@@ -31,8 +31,9 @@ _KEPT = 5000
 
 
 def _identity(record: DecisionRecord) -> tuple[Hashable, ...]:
-    # One pass may record two admissions of a gang in the same millisecond.
-    return record.time, record.event, record.uid, record.name, frozenset(record.assigned.items())
+    # Two admissions of a gang, or two places where its pods stood, may be recorded in the same millisecond.
+    places = frozenset(record.assigned.items()), frozenset(record.nodes.items())
+    return record.time, record.event, record.uid, record.name, *places
 
 
 class RecordBook:
