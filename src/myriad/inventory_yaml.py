@@ -273,40 +273,39 @@ def _doubled_here(node: yaml.Node, shown: str, prefix: KeyPath) -> Iterator[Prob
         yield from found
 
 
+def _nodes(node: yaml.Node, path: KeyPath) -> Iterator[tuple[yaml.Node, KeyPath]]:
+    """Every node of a document with where it stands, from the top down."""
+    yield node, path
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _nodes(value, (*path, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _nodes(value, (*path, index))
+
+
 def _other_numbers(node: yaml.Node, shown: str, prefix: KeyPath) -> Iterator[Problem]:
     """Numbers of the description that YAML reads as others than they look."""
     for key, value in _pairs(node):
-        if str(key.value).startswith("myriad_"):
-            yield from _other_numbers_below(value, shown, (*prefix, str(key.value)))
-
-
-def _other_numbers_below(node: yaml.Node, shown: str, path: KeyPath) -> Iterator[Problem]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _other_numbers_below(value, shown, (*path, str(key.value)))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _other_numbers_below(value, shown, (*path, index))
-    elif (
-        isinstance(node, yaml.ScalarNode)
-        and not node.style
-        and node.tag == _NUMBER
-        and _OTHER_NUMBER.fullmatch(node.value)
-    ):
-        read = yaml.safe_load(node.value)
-        yield Problem(
-            "other-number",
-            f'is written {node.value}, and YAML reads the number {read}; write "{node.value}" in quotes, or {read}',
-            key=dotted(path),
-            origin=Origin(shown, node.start_mark.line + 1),
-        )
+        if not str(key.value).startswith("myriad_"):
+            continue
+        for found, path in _nodes(value, (*prefix, str(key.value))):
+            if (
+                isinstance(found, yaml.ScalarNode)
+                and not found.style
+                and found.tag == _NUMBER
+                and _OTHER_NUMBER.fullmatch(found.value)
+            ):
+                read = yaml.safe_load(found.value)
+                yield Problem(
+                    "other-number",
+                    f"is written {found.value}, and YAML reads the number {read}; "
+                    f'write "{found.value}" in quotes, or {read}',
+                    key=dotted(path),
+                    origin=Origin(shown, found.start_mark.line + 1),
+                )
 
 
 def _doubled_keys(node: yaml.Node, shown: str, prefix: KeyPath) -> Iterator[Problem]:
-    yield from _doubled_here(node, shown, prefix)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _doubled_keys(value, shown, (*prefix, str(key.value)))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _doubled_keys(value, shown, (*prefix, index))
+    for found, path in _nodes(node, prefix):
+        yield from _doubled_here(found, shown, path)
