@@ -166,6 +166,7 @@ def control_plane(
     kubelets: bool = True,
     qps: int = 0,
     integrations: Sequence[str] = ("batch/job",),
+    values: Json | None = None,
 ) -> Iterator[ControlPlane]:
     """Start everything, and stop it at the end.
 
@@ -177,9 +178,10 @@ def control_plane(
         qps: requests a second that Kueue, the controller manager and the scheduler may send, twice that in a burst;
             0: their own defaults.
         integrations: what Kueue manages.
+        values: for Kueue's chart; the chart's own where not given. What is said above goes over them.
     """
     with api_server(work, users=users) as plane:
-        _install_kueue(plane, qps, integrations)
+        _install_kueue(plane, qps, integrations, values)
         _start_controllers(plane, qps)
         if kubelets:
             _start_kubelets(plane, run_s)
@@ -269,11 +271,12 @@ def _start_api(plane: ControlPlane, users: Sequence[str]) -> None:
     _wait_ready(plane, f"{plane.url}/readyz", START_S)
 
 
-def _install_kueue(plane: ControlPlane, qps: int, integrations: Sequence[str]) -> None:
+def _install_kueue(plane: ControlPlane, qps: int, integrations: Sequence[str], values: Json | None = None) -> None:
     chart = find_chart()
     assert chart, "Kueue's chart is not there"
     rendered = subprocess.run(
-        [_program("helm"), "template", "kueue", chart, "--namespace", "kueue-system", "--include-crds"],
+        [_program("helm"), "template", "kueue", chart, "--namespace", "kueue-system", "--include-crds", "--values=-"],
+        input=yaml.safe_dump(values or {}).encode(),
         capture_output=True,
         check=True,
         env={**os.environ, "HOME": str(plane.work)},

@@ -113,6 +113,57 @@ def test_j4_volcano_comes_without_its_init_job(plane: ControlPlane, api: Api) ->
 
 
 @needs_volcano
+def test_t28_j5_volcano_is_installed_upgraded_taken_away_and_installed_again(plane: ControlPlane, api: Api) -> None:
+    """What is there is told by its objects and what they run, never by the name of some pod. How Volcano is taken away
+    says docs/operations.md."""
+    decoy = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "volcano-scheduler-0", "namespace": "default"},
+        "spec": {"containers": [{"name": "main", "image": f"registry.invalid/x@{DIGEST}"}]},
+    }  # fmt: skip
+    plane.apply([decoy])
+    applied(plane, "volcano", site_bundle=str(VOLCANO), volcano_wait_enabled=False)
+    wanted = volcano_images(api)
+    older = {name: image.partition("@")[0] + f"@{DIGEST}" for name, image in wanted.items()}
+    for name, image in older.items():
+        container = deployment(api, "volcano-system", name)["spec"]["template"]["spec"]["containers"][0]["name"]
+        plane.kubectl("-n", "volcano-system", "set", "image", f"deployment/{name}", f"{container}={image}")
+    left_over = {
+        "apiVersion": "v1", "kind": "ConfigMap", "data": {},
+        "metadata": {
+            "name": "of-an-older-release", "namespace": "volcano-system", "labels": {"myriad.dev/set": "volcano"},
+        },
+    }  # fmt: skip
+    plane.apply([left_over])
+    assert volcano_images(api) == older
+    applied(plane, "volcano", site_bundle=str(VOLCANO), volcano_wait_enabled=False)
+    assert volcano_images(api) == wanted
+    names = {c["metadata"]["name"] for c in api.get_raw("/api/v1/namespaces/volcano-system/configmaps")["items"]}
+    assert "of-an-older-release" not in names and "volcano-scheduler-configmap" in names
+    take_away(plane, "volcano")
+    assert not plane.kubectl("get", "crd", "-l", "myriad.dev/set=volcano", "-o", "name").strip()
+    assert api.get_raw("/apis/apps/v1/deployments?labelSelector=myriad.dev/set%3Dvolcano")["items"] == []
+    applied(plane, "volcano", site_bundle=str(VOLCANO), volcano_wait_enabled=False)
+    assert volcano_images(api) == wanted
+    assert plane.kubectl("get", "queues.scheduling.volcano.sh", "-o", "name") is not None
+    plane.kubectl("delete", "pod", "volcano-scheduler-0", "-n", "default", "--force")
+
+
+def volcano_images(api: Api) -> dict[str, str]:
+    """Image by Deployment."""
+    names = ("volcano-admission", "volcano-controllers", "volcano-scheduler")
+    return {
+        n: deployment(api, "volcano-system", n)["spec"]["template"]["spec"]["containers"][0]["image"] for n in names
+    }
+
+
+def take_away(plane: ControlPlane, name: str) -> None:
+    """Delete all objects of a set, as docs/operations.md says; the namespace stays (nobody here would empty it)."""
+    kinds = plane.kubectl("api-resources", "--verbs=list,delete", "-o", "name").split()
+    kinds = [k for k in kinds if k not in ("namespaces", "events", "events.events.k8s.io")]
+    plane.kubectl("delete", ",".join(kinds), "-A", "-l", f"myriad.dev/set={name}", "--ignore-not-found")
+
+
+@needs_volcano
 def test_a_configuration_that_volcano_would_throw_away_stops_before_anything_is_applied(plane: ControlPlane) -> None:
     done = run_role(
         plane,
