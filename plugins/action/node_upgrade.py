@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.myriad.gpu.plugins.filter.driver import locked_driver_set
 from ansible_collections.myriad.gpu.plugins.module_utils.upgrade_options import ARGUMENTS
 from ansible_collections.myriad.gpu.plugins.plugin_utils.controller import told_of_a_host
 
 if TYPE_CHECKING:
-    from myriad.upgrade.plan import Plan
+    from myriad.upgrade.plan import DriverWish, Plan
 
 
 class ActionModule(ActionBase):
@@ -27,13 +29,17 @@ class ActionModule(ActionBase):
             result.update(states[args["state"]](args, task_vars))
         return result
 
-    def _planned(self, args: dict[str, Any], _task_vars: dict[str, Any]) -> dict[str, Any]:
+    def _planned(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         from myriad.kube.client import connect
-        from myriad.upgrade.plan import Limits, Look, Target
+        from myriad.upgrade.plan import DriverWish, Limits, Look, Target
         from myriad.upgrade.read import planned, refused
 
         looks = {
-            str(name): Look(dict(found.get("artifacts") or {}), dict(found.get("packages") or {}))
+            str(name): Look(
+                dict(found.get("artifacts") or {}),
+                dict(found.get("packages") or {}),
+                _driver_of(task_vars["hostvars"][name]) if found.get("packages") else DriverWish(),
+            )
             for name, found in args["looks"].items()
         }
         target = Target(
@@ -99,3 +105,21 @@ class ActionModule(ActionBase):
         left = {str(name): str(reason) for name, reason in (args["plan"].get("left") or {}).items()}
         changed = hold(api, left) if args["hold"] else let_go(api, left)
         return {"changed": bool(changed), "changed_items": changed, "left": left}
+
+
+def _driver_of(host: Mapping[str, Any]) -> DriverWish:
+    """What the role gpu_driver would want on a host, from the same variables and the role's own defaults."""
+    from myriad.upgrade.plan import DriverWish
+
+    facts = host.get("ansible_facts") or {}
+    locked = locked_driver_set(
+        str(host.get("gpu_driver_channel") or "distribution"),
+        str(facts.get("distribution") or ""),
+        str(facts.get("distribution_version") or ""),
+    )
+    versions = host.get("gpu_driver_versions") or locked["versions"]
+    return DriverWish(
+        str(versions.get("driver") or ""),
+        {str(name): str(version) for name, version in (host.get("gpu_driver_packages") or locked["packages"]).items()},
+        host.get("gpu_driver_existing") == "replace",
+    )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from myriad.fleet.driver.rules import exact
 from myriad.fleet.names import listing
 from myriad.kube.drain import Cordon, Gang
 from myriad.kube.reboot import CONTROL_PLANE_LABEL, RACK_LABEL, Candidate, Rules
@@ -56,10 +57,27 @@ class Look:
     Attributes:
         artifacts: files of the bundle that the roles recorded there, name to sha256.
         packages: packages that the roles recorded, name to version.
+        driver: what the lock and the description want of the host's GPU driver.
     """
 
     artifacts: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+    driver: DriverWish = field(default_factory=lambda: DriverWish())
+
+
+@dataclass(frozen=True, slots=True)
+class DriverWish:
+    """The GPU driver that a host shall have.
+
+    Attributes:
+        version: of the locked set for the host's channel and distribution; empty where the lock has none.
+        packages: of that set, name to version; a host has those that its PCI bus asks for.
+        replaces: the locked set takes the place of another one (``gpu_driver_existing: replace``).
+    """
+
+    version: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +87,10 @@ class Target:
     Attributes:
         versions: component to version.
         artifacts: file of the bundle to (sha256, version).
-        packages: package to version, where the lock names one.
     """
 
     versions: Mapping[str, str]
     artifacts: Mapping[str, tuple[str, str]]
-    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +214,32 @@ def changes_of(look: Look, node: Json | None, target: Target) -> tuple[Change, .
         if name not in named and running[name] and wanted and is_ours and _order(running[name], wanted):
             # Its file is there already, another one runs: a run was killed in between.
             found.append(Change(name, running[name], wanted))
-    for name, wanted in sorted(target.packages.items()):
-        old = look.packages.get(name)
-        if old is not None and old != wanted:
-            found.append(Change(name, old, wanted))
-    return tuple(found)
+    return (*found, *(driver_changes(look) if look.driver.replaces else ()))
+
+
+def driver_changes(look: Look) -> tuple[Change, ...]:
+    """How the driver that the roles installed differs from the locked one: one change for the set, which moves as a
+    whole, or one for each package beside it that has a version of its own. Nothing on a host without a driver."""
+    wanted = look.driver.packages
+    differ = {name: look.packages[name] for name in wanted if look.packages.get(name, wanted[name]) != wanted[name]}
+    before = exact(differ)
+    old = sorted(set(before.values()) - {look.driver.version})
+    if old:
+        return (Change("driver", " and ".join(old), look.driver.version),)
+    return tuple(Change(name, version, wanted[name]) for name, version in sorted(differ.items()))
+
+
+def _kept_drivers(looks: Mapping[str, Look]) -> list[str]:
+    """Hosts whose driver stays although the lock names another one, a sentence for each pair of versions."""
+    kept: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, look in sorted(looks.items()):
+        for change in () if look.driver.replaces else driver_changes(look):
+            if change.item == "driver":
+                kept[change.old, change.new].append(name)
+    return [
+        f"{listing(names)} keep driver {old}, the lock has {new}: `gpu_driver_existing: replace` brings it"
+        for (old, new), names in sorted(kept.items())
+    ]
 
 
 def skew(target: Target, nodes: Iterable[Json], api_server: str) -> list[str]:
@@ -349,7 +386,7 @@ def plan(
     waves = batches_of(workers, [job for job in mine if len(job.nodes) > 1], rules).batches
     if foreign:
         notes.append(f"cordoned by hand, upgraded and left cordoned: {', '.join(sorted(foreign))}")
-    notes += _capacity(waves, nodes)
+    notes += [*_kept_drivers(looks), *_capacity(waves, nodes)]
     refusals = [*skew(target, nodes.values(), api_server), *findings]
     unseen = [name for name in control_plane_hosts if name not in looks]
     if behind and unseen:
