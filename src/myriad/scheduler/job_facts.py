@@ -76,7 +76,7 @@ def facts_of(ask: Looking, view: WorkloadView) -> JobFacts:
     causes: list[Cause] = [*causes_of(evidence, now=ask.now), *workload_causes(ask, view)]
     if view.waiting:
         causes += queue_causes(ask, view.local_queue)
-    suspended = _suspended_by_somebody(ask, view)
+    suspended = _suspended_by_somebody(ask, view) or _done_and_preempted(ask, view)
     if suspended:
         causes.append(suspended)
     return JobFacts(
@@ -126,6 +126,30 @@ def _suspended_by_somebody(ask: Looking, view: WorkloadView) -> Cause | None:
         "suspended",
         "somebody has suspended it (spec.suspend) though Kueue has admitted it: it holds its quota and does not run",
         (f'kubectl -n {ask.namespace} patch {what} --type merge -p \'{{"spec":{{"suspend":false}}}}\'',),
+    )
+
+
+def _done_and_preempted(ask: Looking, view: WorkloadView) -> Cause | None:
+    """A Job whose pods had all succeeded in the moment in which it was preempted.
+
+    Kueue takes the start time of what it suspends, the Job controller says Complete of nothing without one, and Kueue
+    admits nothing that has no pod left to run: seen with Kubernetes 1.35.4 and Kueue 0.17.0.
+    """
+    body = ask.evidence.job or {}
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    if ask.evidence.kind != "Job" or view.admitted or view.finished or not spec.get("suspend"):
+        return None
+    met = {c.get("type") for c in status.get("conditions") or [] if c.get("status") == "True"}
+    wanted = int(spec.get("completions") or 0)
+    succeeded = int(status.get("succeeded") or 0)
+    if "Complete" in met or not ("SuccessCriteriaMet" in met or (wanted and succeeded >= wanted)):
+        return None
+    return Cause(
+        "suspended",
+        f"all its work was done ({succeeded} of {wanted or succeeded} pods succeeded) in the moment in which it was "
+        "preempted: Kubernetes does not call a suspended job complete, and no pod of it is left to run",
+        (f"take its results, then kubectl -n {ask.namespace} delete job {view.gang.name}",),
+        {"succeeded": succeeded, "completions": wanted},
     )
 
 

@@ -304,6 +304,30 @@ def test_suspended_by_somebody_though_admitted(world: Any, make: Any) -> None:
     assert answer.state == "held" and "somebody has suspended it" in answer.first_cause
 
 
+@pytest.mark.parametrize(
+    ("succeeded", "conditions", "named"),
+    [
+        (2, (), True),
+        (2, ("SuccessCriteriaMet",), True),
+        (1, ("SuccessCriteriaMet",), True),
+        (1, (), False),
+        (2, ("SuccessCriteriaMet", "Complete"), False),
+    ],
+)
+def test_a_job_that_was_done_when_it_was_preempted_is_told_from_one_that_waits(
+    world: Any, make: Any, succeeded: int, conditions: tuple[str, ...], *, named: bool
+) -> None:
+    world.put(WORKLOADS, make.workload("a", pods=2))
+    body = job()
+    body["spec"]["completions"] = 2
+    body["status"] = {"succeeded": succeeded, "conditions": [{"type": t, "status": "True"} for t in conditions]}
+    answer = ask(world, "a", job=body)
+    assert ("all its work was done" in answer.first_cause) == named
+    if named:
+        assert answer.state == "held" and f"{succeeded} of 2 pods succeeded" in answer.first_cause
+        assert "kubectl -n vision delete job a" in " ".join(answer.unblocks)
+
+
 def test_d13_kueues_words_about_other_resources_are_read() -> None:
     beyond = (
         "couldn't assign flavors to pod set main: insufficient quota for cpu in flavor h100, previously considered "
