@@ -1,9 +1,10 @@
 """Kueue alone, with its topology-aware scheduling, and with that steered by Myriad, on simulated nodes.
 `make bench-scheduling`.
 
-One control plane (etcd, API server, controller manager, scheduler, Kueue; plain processes on loopback; kwok plays the
-nodes) is emptied and used for every seed and arm. All arms of a seed get the same jobs at the same pace, and all
-clients of the API have the same limit of requests a second. The arms' order changes from seed to seed. What each does:
+Every seed of every arm has a new control plane (etcd, API server, controller manager, scheduler, Kueue; plain
+processes on loopback; kwok plays the nodes), so none carries another's load. All arms of a seed get the same jobs at
+the same pace, and all clients of the API have the same limit of requests a second. The arms' order changes from seed to
+seed. What each does:
 
 - burst: jobs that stay are submitted at once into the empty cluster (workloads admitted a second);
 - churn: jobs come one after the other; most of them end again, and some stay. When it is over only those that stay are
@@ -43,7 +44,6 @@ from tests.scale.cluster import (
     apiserver,
     cluster,
     create,
-    empty,
     end_when_told,
     extension_objects,
     in_parallel,
@@ -53,7 +53,6 @@ from tests.scale.cluster import (
     queues,
     say,
     start_extension,
-    stop_extension,
     without_topology,
 )
 
@@ -144,9 +143,6 @@ def play(options: argparse.Namespace, arm: str, seed: int, plane: Any, api: Api)
         figures["memory_mb"] = memory_mb(plane)
     finally:
         observed.stop()
-        if arm == "myriad":
-            stop_extension(plane, api)
-        empty(plane, api, TEAMS)
     return {
         "kind": "arm", "arm": arm, "seed": seed, "nodes": options.nodes, "qps": options.qps, **figures,
         "seconds": round(time.monotonic() - begun), "load": round(os.getloadavg()[0], 1),
@@ -397,16 +393,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bodies = [*steered, *without_topology(steered), *extension_objects()]
     try:
         program = kwok.program(say)
-        begun = time.monotonic()
-        with cluster(site_of(options.nodes), program, qps=options.qps, bodies=bodies) as (plane, api):
-            say(f"{options.nodes} nodes after {time.monotonic() - begun:.0f} s")
-            for seed in range(options.first_seed, options.first_seed + options.seeds):
-                turn = seed % len(arms)
-                for arm in (*arms[turn:], *arms[:turn]):
-                    say(f"seed {seed}, {arm}")
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            turn = seed % len(arms)
+            for arm in (*arms[turn:], *arms[:turn]):
+                say(f"seed {seed}, {arm}")
+                begun = time.monotonic()
+                with cluster(site_of(options.nodes), program, qps=options.qps, bodies=bodies) as (plane, api):
+                    say(f"{options.nodes} nodes after {time.monotonic() - begun:.0f} s")
                     line = play(options, arm, seed, plane, api)
-                    emit(**line)
-                    lines.append(line)
+                emit(**line)
+                lines.append(line)
     except MyriadError as error:
         print(error, file=sys.stderr)
         return error.exit_code

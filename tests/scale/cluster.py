@@ -24,8 +24,8 @@ from myriad.bench.scheduling import kwok  # noqa: E402
 from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
 from myriad.errors import MyriadError  # noqa: E402
 from myriad.kube.client import Api, ApiError, connect  # noqa: E402
-from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, NODES, PODS, WORKLOADS, Resource  # noqa: E402
-from myriad.scheduler.attach import detach_all, is_ours  # noqa: E402
+from myriad.kube.kinds import CLUSTER_QUEUES, NODES, Resource  # noqa: E402
+from myriad.scheduler.attach import is_ours  # noqa: E402
 
 Json = dict[str, Any]
 
@@ -185,23 +185,6 @@ def start_extension(
         last = (plane.work / "logs" / "extension.log").read_text().splitlines()[-5:]
         raise MyriadError("\n  ".join([error.message, *last]), where="the extension") from error
     return f"http://127.0.0.1:{port}"
-
-
-def stop_extension(plane: Any, api: Api) -> None:
-    """End it, and let its queues go on unsteered."""
-    plane.stop("extension")
-    detach_all(api, "myriad")
-
-
-def empty(plane: Any, api: Api, namespaces: Sequence[str]) -> None:
-    """Delete all Jobs, and wait until nothing of them is left."""
-    for namespace in namespaces:
-        plane.kubectl("-n", namespace, "delete", "jobs", "--all", "--wait=false", "--cascade=background")
-
-    def gone() -> bool:
-        return not any(api.list(kind, namespace=n)[0] for n in namespaces for kind in (JOBS, WORKLOADS, PODS))
-
-    wait_for(gone, 600, "everything is gone", pause_s=1.0)
 
 
 def processor_s(plane: Any) -> dict[str, float]:
