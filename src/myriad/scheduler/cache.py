@@ -13,8 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from myriad.kube.client import Api
@@ -33,11 +32,9 @@ from myriad.kube.kinds import (
     Resource,
 )
 from myriad.kube.watch import Watch
-from myriad.scheduler.attach import flavors_of
-from myriad.scheduler.model import DEFAULT_LEVELS, POOL_LABEL, Gang, NodeInfo, PodUse, is_gpu_resource
+from myriad.scheduler.model import DEFAULT_LEVELS, NodeInfo, PodUse, is_gpu_resource
 from myriad.scheduler.objects import (
     PODSET_LABEL,
-    TEAM_LABEL,
     WorkloadView,
     levels_of,
     node_info,
@@ -45,10 +42,10 @@ from myriad.scheduler.objects import (
     pod_requests,
     pod_use,
     succeeded_at,
-    toleration,
     workload_key_of_pod,
     workload_view,
 )
+from myriad.scheduler.placed import placed, says_the_same
 from myriad.scheduler.policy import CONFIG_MAP as POLICY
 from myriad.scheduler.policy import NAMESPACE as POLICY_NAMESPACE
 from myriad.scheduler.policy import SitePolicy
@@ -62,6 +59,7 @@ T = TypeVar("T")
 TOPOLOGY = "myriad"
 #: Admissions that are over and that nobody asked for yet; a follower forgets the eldest.
 _PASSED = 4096
+_PLACING = frozenset(kind.plural for kind in (LOCAL_QUEUES, CLUSTER_QUEUES, NAMESPACES, RESOURCE_FLAVORS))
 FOLLOWED = (
     NODES,
     PODS,
@@ -115,6 +113,9 @@ class Cache:
         self._stale = True
         self._watches: list[Watch] = []
         self._derived: dict[str, tuple[int, Any]] = {}
+        # Grows when a queue, flavor or namespace says something else; key -> view, that version, the view with it.
+        self._said = 0
+        self._placed_of: dict[str, tuple[WorkloadView, int, WorkloadView]] = {}
         self._policy = SitePolicy()
         self.listeners: list[Callable[[str, str, Json], object]] = []
         """Called with the kind's plural, `upsert` or `remove`, and the object, at every change, with the lock held."""
@@ -188,6 +189,8 @@ class Cache:
         for hear in self.listeners:
             hear(kind, "upsert", obj)
         key = key_of(obj)
+        if kind in _PLACING and not says_the_same(self.objects[kind].get(key), obj):
+            self._said += 1
         self.objects[kind][key] = obj
         if kind == NODES.plural:
             self._upsert_node(node_info(obj, self._levels))
@@ -206,6 +209,7 @@ class Cache:
         for hear in self.listeners:
             hear(kind, "remove", obj)
         self.objects[kind].pop(key, None)
+        self._said += kind in _PLACING
         if kind == NODES.plural:
             self._nodes.pop(key, None)
             self._stale = True
@@ -224,7 +228,9 @@ class Cache:
             self._keys_of[uid].pop(key, None)
             if not self._keys_of[uid]:
                 del self._keys_of[uid]
-        if view is not None:
+        if view is None:
+            self._placed_of.pop(key, None)
+        else:
             self._views[key] = view
             for uid in _uids(view):
                 self._keys_of[uid][key] = None
@@ -361,6 +367,8 @@ class Cache:
                     self._nodes.values(), [*self._uses.values(), *reserved], levels=self._levels
                 )
                 self._stale = False
+            # Made here, kept in step with the nodes, and shared by all copies: each would make its own otherwise.
+            self._snapshot.pristine()
             return self._snapshot.clone()
 
     def policy(self) -> SitePolicy:
@@ -543,28 +551,19 @@ class Cache:
         return self._levels
 
     def _placed(self, view: WorkloadView) -> WorkloadView:
-        labels: Mapping[str, str] = {}
-        queue = self.objects[CLUSTER_QUEUES.plural].get(self.cluster_queue_of(view))
-        if queue:
-            labels = queue["metadata"].get("labels") or {}
-        namespace = self.objects[NAMESPACES.plural].get(view.gang.namespace)
-        pool = labels.get(POOL_LABEL, "")
-        named = [pool] if pool or not queue else flavors_of(queue)
-        flavor = self.objects[RESOURCE_FLAVORS.plural].get(named[0]) if len(named) == 1 else None
-        spec = (flavor or {}).get("spec") or {}
-        tolerations = tuple(toleration(t) for t in spec.get("tolerations") or [])
-        # A queue that Myriad did not make says by its only flavor which nodes it is for.
-        selector = {} if pool else dict(spec.get("nodeLabels") or {})
-        podsets = view.gang.podsets
-        if tolerations or selector:
-            # Kueue gives every pod of the flavor its tolerations and labels, and TAS counts with them.
-            podsets = tuple(
-                replace(p, tolerations=(*p.tolerations, *tolerations), node_selector={**selector, **p.node_selector})
-                for p in podsets
-            )
-        team = ((namespace or {}).get("metadata", {}).get("labels") or {}).get(TEAM_LABEL) or labels.get(TEAM_LABEL, "")
-        gang: Gang = replace(view.gang, pool=pool, team=team, podsets=podsets)
-        return replace(view, gang=gang)
+        """The view with what queue, flavor and namespace say; made once, until one of them says something else."""
+        known = self._placed_of.get(view.key)
+        if known is not None and known[0] is view and known[1] == self._said:
+            return known[2]
+        found = placed(
+            view,
+            self.objects[CLUSTER_QUEUES.plural].get(self.cluster_queue_of(view)),
+            self.objects[NAMESPACES.plural].get(view.gang.namespace),
+            self.objects[RESOURCE_FLAVORS.plural],
+        )
+        if self._views.get(view.key) is view:
+            self._placed_of[view.key] = (view, self._said, found)
+        return found
 
 
 def _uids(view: WorkloadView | None) -> set[str]:

@@ -75,6 +75,8 @@ class Observing(threading.Thread):
                     last[observer.name] = now
                     self.call(observer)
             seen = version
+            # A busy cluster changes all the time: half of the time is left to those who decide.
+            self._stop_event.wait(min(_WAIT_S, self._clock() - now))
 
     def call(self, observer: Observer) -> bool:
         """One step; False when it failed."""
