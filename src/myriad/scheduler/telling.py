@@ -44,6 +44,8 @@ _AGAIN_S = 5.0
 _LEFT_S = 15.0
 """The observer is not called any more (another replica leads): what is queued is not ours to write."""
 _NEW, _CHANGED, _OVER, _EVENT, _WORKLOAD, _FIGURES = range(6)
+_PASSING = frozenset({"not_reached", "fits", "check"})
+_NEW_S = 3.0
 _SLOW_S = 1.0
 _SHY_S = 600.0
 
@@ -342,7 +344,9 @@ class Telling:
             elif told.version == view.resource_version and began - told.looked < _AGAIN_S:
                 return
             told.looked, told.version = self._clock(), view.resource_version
-            self._say(view, told, reasons.of(view))
+            said = reasons.of(view)
+            if said is None or told.said is not None or not _passes_by(view, said):
+                self._say(view, told, said)
             if self._clock() - began > _STEP_S:
                 return  # the next step goes on with those that had no turn
 
@@ -386,6 +390,14 @@ class Telling:
         self._writer.put(max(urgency, _WORKLOAD), _Task("workload", view, said, told.since))
         if not figures and said.state != "never":  # a refusal is told by steering, as a warning
             self._writer.put(_EVENT, _Task("event", view, said, told.since))
+
+
+def _passes_by(view: WorkloadView, said: Said) -> bool:
+    """Whether a job is so new that what is said of it is most likely over before anybody reads it.
+
+    Hundreds that come at once and get in would cost five writes each, while the API server has the most to do.
+    """
+    return said.state in _PASSING and seconds_since(view.created, datetime.now(UTC)) < _NEW_S
 
 
 def _read(condition: Json) -> Said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -88,6 +89,22 @@ def test_the_first_cause_is_written_once_on_job_and_workload_and_as_an_event(des
     assert [e for e in desk.api.events if e[0] == "Job/a"] == [("Job/a", on_job["message"])]
     # A Job's list is atomic: only a strategic merge leaves the job controller's own entries.
     assert {k for p, _, k, _ in desk.api.writes if p == "jobs"} == {"strategic"}
+
+
+def test_what_passes_by_itself_is_not_written_on_a_job_that_just_came(desk: Desk, make: Any) -> None:
+    """Five writes for each of hundreds that come at once and get in would slow down all of them."""
+    new, old = make.workload("a"), make.workload("b")
+    new["metadata"]["creationTimestamp"] = datetime.now(UTC).isoformat(timespec="seconds")
+    for body in (new, old):
+        body["status"].pop("conditions", None)
+        desk.world.put(WORKLOADS, body)
+    desk.step()
+    assert desk.api.conditions("jobs", "a") == []
+    assert [c["reason"] for c in desk.api.conditions("jobs", "b")] == ["NotYetReached"]
+    new["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    desk.world.put(WORKLOADS, new)
+    desk.step()
+    assert len(desk.api.conditions("jobs", "a")) == 1
 
 
 def test_f11_figures_that_move_are_not_written_each_time(desk: Desk, make: Any) -> None:
