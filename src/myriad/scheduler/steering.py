@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -40,6 +41,9 @@ from myriad.scheduler.snapshot import Snapshot
 log = logging.getLogger("myriad.steering")
 
 Json = dict[str, Any]
+
+_WRITERS = 8
+"""Writes that are under way at a time: enough for an API server that takes 50 ms, few beside its hundreds of seats."""
 
 
 @dataclass(slots=True)
@@ -107,6 +111,8 @@ class Steering:
         self._versions = {"myriad": own_version()}
         self._inputs = inputs
         self._shadow = Entries() if settings.shadow else None
+        self._hands = ThreadPoolExecutor(_WRITERS, thread_name_prefix="writes")
+        self._telling: list[Future[bool]] = []
 
     def run_pass(self) -> int:
         """One pass over all Workloads; the number of changes written."""
@@ -117,14 +123,14 @@ class Steering:
                 self._record_assigned(view, self._remember(view).plan)
             views = [self._seen(view) for view in self._cache.views()]
             self._forget({v.gang.uid for v in views})
-            for view in views:
-                if view.quota_reserved and not view.finished:
-                    self._must_lead()
-                    written += self._accept(view)
+            written += self._accept([v for v in views if v.quota_reserved and not v.finished])
             written += self._steer_waiting()
             for view in views:
                 if view.quota_reserved and not view.deleting:
                     self._record_outcome(view)
+            told, self._telling = self._telling, []
+            for one in told:
+                one.result()
         return written
 
     # The check
@@ -155,19 +161,24 @@ class Steering:
 
     # Gangs that hold quota
 
-    def _accept(self, view: WorkloadView) -> int:
-        memory = self._remember(view)
-        planned = memory.plan
-        write = next_write(view, None)
+    def _accept(self, views: Sequence[WorkloadView]) -> int:
+        """Let in whoever holds quota, all at once: each waits for nothing but this. Then note where they are."""
+        self._must_lead()
+        writes = self._write_all((view, next_write(view, None)) for view in views)
+        for view in views:
+            self._must_lead()
+            self._note(view, write=writes.get(view.key))
+        return sum(done for _write, done in writes.values())
+
+    def _note(self, view: WorkloadView, write: tuple[Write, int] | None) -> None:
+        """What TAS did with a gang that holds quota, and what our write took."""
+        planned = self._remember(view).plan
         if planned is None and write is not None and view.nodes:
             # TAS was faster than we: what would the planner have done with the nodes as they were?
             planned = self._plan_without(view)
-        written = 0
-        if write is not None:
-            written = self._write(view, write)
-            if written and view.check is not None:
-                reserved_s = seconds_since(view.reserved_at, datetime.now(UTC))
-                self._metrics.accept_seconds.observe(reserved_s)
+        if write is not None and write[1] and view.check is not None:
+            reserved_s = seconds_since(view.reserved_at, datetime.now(UTC))
+            self._metrics.accept_seconds.observe(reserved_s)
         snapshot = self._record_assigned(view, planned)
         if snapshot is not None:
             tier, domain = tier_of_assignment(snapshot, view.nodes)
@@ -179,7 +190,6 @@ class Steering:
             )
             where = place(domain[: len(snapshot.levels)])
             self._tell_job(view, "MyriadPlaced", f"placed on {nodes} ({where})")
-        return written
 
     def _record_assigned(self, view: WorkloadView, planned: Plan | None) -> Snapshot | None:
         """What TAS did, once. The nodes that it was judged on; None where there is nothing, or nothing new."""
@@ -260,20 +270,24 @@ class Steering:
             now, self._policy, passes=self._passes(doors), hashed=self._inputs.hashed if self._inputs else inputs_hash
         )
         written = 0
-        for view in chosen:
-            self._must_lead()
-            refusal = fits_ever(now, view.gang)
-            if refusal is not None and _has_nodes(now, view.gang):
-                written += self._refuse(view, refusal.sentence)
-                continue
-            written += self._no_longer_refused(view)
-            wish = self._wish(view, planning)
-            write = next_write(view, wish)
-            if write is not None:
-                written += self._write(view, write)
-            elif self._shadow is None and self._nudge_if_parked(view, now):
-                written += 1
-        return written
+
+        def wishes() -> Iterator[tuple[WorkloadView, Write | None]]:
+            nonlocal written
+            for view in chosen:
+                self._must_lead()
+                refusal = fits_ever(now, view.gang)
+                if refusal is not None and _has_nodes(now, view.gang):
+                    written += self._refuse(view, refusal.sentence)
+                    continue
+                written += self._no_longer_refused(view)
+                wish = self._wish(view, planning)
+                write = next_write(view, wish)
+                if write is None and self._shadow is None and self._nudge_if_parked(view, now):
+                    written += 1
+                yield view, write
+
+        # The first is written while the next one is planned.
+        return sum(done for _write, done in self._write_all(wishes()).values()) + written
 
     def _passes(self, doors: Doors | None) -> Callable[[WorkloadView], Passes] | None:
         """Who may pass into protected domains; None while there is none."""
@@ -357,13 +371,43 @@ class Steering:
 
     # Writing
 
-    def _write(self, view: WorkloadView, write: Write) -> int:
+    def _write_all(self, wanted: Iterable[tuple[WorkloadView, Write | None]]) -> dict[str, tuple[Write, int]]:
+        """Write what differs, several at a time, each as soon as it is known; key to the write and whether it was done.
+
+        One after the other they would take as long as the API server answers, each for all that wait behind it.
+        """
+        sent: list[tuple[WorkloadView, Write, Future[int]]] = []
+        found: dict[str, tuple[Write, int]] = {}
+        try:
+            for view, write in wanted:
+                if write is not None:
+                    sent.append((view, write, self._hands.submit(self._put, view, write)))
+        finally:
+            # Also of a pass that ends early: what was written is recorded.
+            faults = [fault for one in sent if (fault := self._take(one, found)) is not None]
+        if faults:
+            raise faults[0]
+        return found
+
+    def _take(
+        self, sent: tuple[WorkloadView, Write, Future[int]], found: dict[str, tuple[Write, int]]
+    ) -> BaseException | None:
+        """What became of a write: recorded, or the error that it ended by."""
+        view, write, answer = sent
+        fault = answer.exception()
+        if fault is not None:
+            return fault
+        done = answer.result()
+        found[view.key] = (write, done)
+        if write.why == "steered" and (done or self._shadow is not None):
+            self._record_steered(view, write.updates)
+        return None
+
+    def _put(self, view: WorkloadView, write: Write) -> int:
         """Change our entry, and nothing else, of the Workload as it was seen."""
         if self._shadow is not None:
             self._must_lead()
             self._shadow.write(view, write)
-            if write.why == "steered":
-                self._record_steered(view, write.updates)
             return 0
         body = {
             "apiVersion": WORKLOADS.api_version,
@@ -402,8 +446,6 @@ class Steering:
         if done:
             self._metrics.writes.labels(write.why).inc()
             log.info("%s: %s (%s)", view.key, write.message, write.why)
-            if write.why == "steered":
-                self._record_steered(view, write.updates)
         return done
 
     def _record_steered(self, view: WorkloadView, updates: tuple[PodSetUpdate, ...]) -> None:
@@ -440,15 +482,15 @@ class Steering:
             return 0
         return 1
 
-    def _tell_job(self, view: WorkloadView, reason: Any, sentence: str) -> bool:
+    def _tell_job(self, view: WorkloadView, reason: Any, sentence: str) -> None:
         if not view.job or self._shadow is not None:
-            return False
+            return
         about = {
             "apiVersion": view.job["apiVersion"],
             "kind": view.job["kind"],
             "metadata": {"name": view.job["name"], "namespace": view.gang.namespace, "uid": view.job["uid"]},
         }
-        return self._events.tell(about, reason, sentence)
+        self._telling.append(self._hands.submit(self._events.tell, about, reason, sentence))
 
     def _record(self, record: DecisionRecord) -> None:
         try:
