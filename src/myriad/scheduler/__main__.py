@@ -40,6 +40,7 @@ _LEADS_WITHIN_S = 45.0
 _COPY_INTERVAL_S = 2.0
 _EVICTIONS_INTERVAL_S = 5.0
 _SETTLE_MOST_S = 2.0
+_LET_IN_S = 0.05
 
 
 class Extension:
@@ -164,10 +165,10 @@ class Extension:
                 # Followers keep the cache warm; the version is not taken as seen, so that a new leader starts at once.
                 self.stop.wait(0.25)
                 continue
-            # Changes come in bursts: one pass for all of them, and half of the time at most is spent on passes.
-            self.stop.wait(min(max(self.settings.settle_s, took_s), _SETTLE_MOST_S))
-            seen, last = self.cache.version, time.monotonic()
             try:
+                # Changes come in bursts: one pass for all of them, and half of the time at most is spent on passes.
+                self._settle(min(max(self.settings.settle_s, took_s), _SETTLE_MOST_S))
+                seen, last = self.cache.version, time.monotonic()
                 self.steering.run_pass()
                 took_s = time.monotonic() - last
             except MyriadError as error:
@@ -180,6 +181,16 @@ class Extension:
         server()
         self._log.close()
         self.api.close()
+
+    def _settle(self, wait_s: float) -> None:
+        """Wait so long for further changes; who holds quota meanwhile is let in at once."""
+        end = time.monotonic() + wait_s
+        version = self.cache.version
+        while not self.stop.is_set() and (left := end - time.monotonic()) > 0:
+            self.stop.wait(min(left, _LET_IN_S))
+            if self.cache.version != version and self.leader.is_leader():
+                version = self.cache.version
+                self.steering.let_in()
 
     def _eviction_records(self) -> list[dict[str, Any]]:
         # The leader's book is what it wrote; a follower reads what the leader wrote, now and then.

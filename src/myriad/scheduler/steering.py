@@ -42,6 +42,7 @@ log = logging.getLogger("myriad.steering")
 
 Json = dict[str, Any]
 
+_LET_IN_S = 0.2
 _WRITERS = 8
 """Writes that are under way at a time: enough for an API server that takes 50 ms, few beside its hundreds of seats."""
 
@@ -52,6 +53,8 @@ class _Memory:
 
     plan: Plan | None = None
     inputs: str = ""
+    accepted: str = ""
+    write: Write | None = None
     assigned: dict[str, int] = field(default_factory=dict)
     outcome: dict[str, int] = field(default_factory=dict)
     refused: str = ""
@@ -113,6 +116,7 @@ class Steering:
         self._shadow = Entries() if settings.shadow else None
         self._hands = ThreadPoolExecutor(_WRITERS, thread_name_prefix="writes")
         self._telling: list[Future[bool]] = []
+        self._let_in_at = float("-inf")
 
     def run_pass(self) -> int:
         """One pass over all Workloads; the number of changes written."""
@@ -123,7 +127,11 @@ class Steering:
                 self._record_assigned(view, self._remember(view).plan)
             views = [self._seen(view) for view in self._cache.views()]
             self._forget({v.gang.uid for v in views})
-            written += self._accept([v for v in views if v.quota_reserved and not v.finished])
+            holding = [v for v in views if v.quota_reserved and not v.finished]
+            written += self._accept(holding)
+            for view in holding:
+                self._must_lead()
+                self._note(view)
             written += self._steer_waiting()
             for view in views:
                 if view.quota_reserved and not view.deleting:
@@ -161,24 +169,40 @@ class Steering:
 
     # Gangs that hold quota
 
+    def let_in(self) -> int:
+        """Answer gangs that hold quota, several at a time, and nothing else: they wait for nothing but this.
+
+        Cheap enough to be asked between two passes, and inside one that plans for long.
+        """
+        views = [self._seen(view) for view in self._cache.views()]
+        return self._accept([v for v in views if v.quota_reserved and not v.finished])
+
     def _accept(self, views: Sequence[WorkloadView]) -> int:
-        """Let in whoever holds quota, all at once: each waits for nothing but this. Then note where they are."""
         self._must_lead()
-        writes = self._write_all((view, next_write(view, None)) for view in views)
+        wanted = []
         for view in views:
-            self._must_lead()
-            self._note(view, write=writes.get(view.key))
+            write = next_write(view, None)
+            # What was written already, and only the watch does not show yet, is not written again.
+            if write is not None and self._remember(view).accepted != view.resource_version:
+                wanted.append((view, write))
+        self._let_in_at = self._clock()
+        writes = self._write_all(wanted)
+        for view, write in wanted:
+            memory = self._remember(view)
+            memory.write, done = write, writes[view.key][1]
+            if done:
+                memory.accepted = view.resource_version
+                self._metrics.accept_seconds.observe(seconds_since(view.reserved_at, datetime.now(UTC)))
         return sum(done for _write, done in writes.values())
 
-    def _note(self, view: WorkloadView, write: tuple[Write, int] | None) -> None:
-        """What TAS did with a gang that holds quota, and what our write took."""
-        planned = self._remember(view).plan
-        if planned is None and write is not None and view.nodes:
+    def _note(self, view: WorkloadView) -> None:
+        """What TAS did with a gang that holds quota."""
+        memory = self._remember(view)
+        planned = memory.plan
+        if planned is None and memory.write is not None and view.nodes:
             # TAS was faster than we: what would the planner have done with the nodes as they were?
             planned = self._plan_without(view)
-        if write is not None and write[1] and view.check is not None:
-            reserved_s = seconds_since(view.reserved_at, datetime.now(UTC))
-            self._metrics.accept_seconds.observe(reserved_s)
+        memory.write = None
         snapshot = self._record_assigned(view, planned)
         if snapshot is not None:
             tier, domain = tier_of_assignment(snapshot, view.nodes)
@@ -275,6 +299,8 @@ class Steering:
             nonlocal written
             for view in chosen:
                 self._must_lead()
+                if self._clock() - self._let_in_at > _LET_IN_S:
+                    written += self.let_in()
                 refusal = fits_ever(now, view.gang)
                 if refusal is not None and _has_nodes(now, view.gang):
                     written += self._refuse(view, refusal.sentence)
