@@ -8,6 +8,7 @@ checkpoint, pods that nobody would make again. Each is told once, as an Event on
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,6 +37,8 @@ FOLLOWED = timedelta(hours=12)
 _YOUNG = timedelta(minutes=10)
 """A job is warned about its checkpoints at submit, and never later: not after a restart either."""
 _HALF_PATIENCE_S = 120.0
+_SUBMITTED_S = 0.2
+"""Of a step at most, for those that just came: other observers wait for its end."""
 
 
 class Aftermath:
@@ -221,16 +224,18 @@ class Aftermath:
     def _submitted(self, now: datetime) -> None:
         longest = self._policy().preemption.checkpoint_max_age_s
         judged: set[str] = set()
+        began = time.monotonic()
         for view in self._cache.views():
             created = moment(view.created)
             if created is None or now - created > _YOUNG or view.finished or not view.gang.gpus:
                 continue
-            judged.add(view.gang.uid)
             if view.gang.uid in self._judged or self._is_inference(view):
+                judged.add(view.gang.uid)
                 continue
             body = self._cache.object(WORKLOADS, view.key)
-            if body is None:
-                continue
+            if body is None or time.monotonic() - began > _SUBMITTED_S:
+                continue  # of hundreds that come at once the rest has its turn in the next steps
+            judged.add(view.gang.uid)
             words = warning(checkpoint_of(body, read_job(self._api, view), [], now), float(longest))
             if words:
                 self._tell(body, "MyriadCheckpoint", words, "submit", now, owner_only=True)
@@ -240,9 +245,10 @@ class Aftermath:
         return self._policy().pool(view.gang.pool).use == "inference"
 
     def _ownerless(self, now: datetime) -> None:
+        began = time.monotonic()
         for pod in self._cache.gpu_pods():
             created = moment(pod["metadata"].get("creationTimestamp"))
-            if created is None or now - created > _YOUNG:
+            if created is None or now - created > _YOUNG or time.monotonic() - began > _SUBMITTED_S:
                 continue
             words = trouble.ownerless(pod)
             if words:
