@@ -3,7 +3,8 @@ gives the reasons and what was read in Kueue's source.
 
 The rules in short:
 
-- Never Retry (sends the gang to the back of its priority) and never Rejected (deactivates it).
+- Never Rejected (deactivates the gang), and Retry (sends it to the back of its priority) for one reason alone: its
+  quota came with nodes that the selector in the entry excludes, so its pods would be Pending for ever.
 - Nothing while Evicted=True, nothing on a finished, inactive or deleted Workload, nothing in a state that is not ours.
 - Quota is held and the entry is Pending: Ready without podSetUpdates. A selector against an assignment already made
   would leave the pods Pending for ever, and an old one may still be in the entry: it is cleared explicitly.
@@ -15,7 +16,7 @@ The rules in short:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,18 +46,19 @@ class Wish:
 class Write:
     """One change of our entry."""
 
-    state: Literal["Ready", "Pending"]
+    state: Literal["Ready", "Pending", "Retry"]
     message: str
     updates: tuple[PodSetUpdate, ...]
-    why: Literal["accepted", "steered", "released"]
+    why: Literal["accepted", "steered", "released", "misled"]
 
 
-def next_write(view: WorkloadView, wish: Wish | None) -> Write | None:
+def next_write(view: WorkloadView, wish: Wish | None, *, misled: bool = False) -> Write | None:
     """The next change of our entry, or None where it is as it should be or not ours to change.
 
     Args:
         view: the Workload as last seen; the write must be made with its resourceVersion.
         wish: for a waiting gang; None = no opinion (not planned in this pass).
+        misled: what `is_misled` says of it.
     """
     check = view.check
     if check is None or view.finished or view.deleting or view.evicted or not view.active:
@@ -65,7 +67,8 @@ def next_write(view: WorkloadView, wish: Wish | None) -> Write | None:
         return None
     if view.quota_reserved:
         if check.state == "Ready":
-            return None
+            text = f"its quota came with {_nodes_text(view)}, which it had just been led away from: once more"
+            return Write("Retry", text, (), "misled") if misled else None
         return Write("Ready", f"accepted as placed by Kueue: {_nodes_text(view)}", (), "accepted")
     if wish is None:
         return None
@@ -78,6 +81,26 @@ def next_write(view: WorkloadView, wish: Wish | None) -> Write | None:
     if same_updates(check.updates, wish.updates):
         return None
     return Write("Pending", "the domain that it was steered to changes", (), "released")
+
+
+def is_misled(view: WorkloadView, labels_of: Callable[[str], Mapping[str, str] | None]) -> bool:
+    """Whether a gang holds nodes that the selector in its entry excludes.
+
+    Kueue's apply of an admission carries the check states that it had seen. Where it had seen no entry yet, and ours
+    was written in between, ours stays as it is beside nodes that were chosen without it.
+
+    Args:
+        view: a gang that holds quota.
+        labels_of: a node's labels; None where the node is not known, which proves nothing.
+    """
+    updates = {u.name: u.node_selector for u in view.check.updates} if view.check is not None else {}
+    for podset, nodes in (view.assignment or {}).items():
+        selector = updates.get(podset) or {}
+        for node in nodes if selector else ():
+            labels = labels_of(node)
+            if labels is not None and any(labels.get(key) != value for key, value in selector.items()):
+                return True
+    return False
 
 
 def same_updates(a: Sequence[PodSetUpdate], b: Sequence[PodSetUpdate]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from typing import Any
 
 from myriad.errors import MyriadError
 from myriad.kube.client import FIELD_MANAGER, Api, ApiError
-from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, WORKLOADS
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, NODES, WORKLOADS
 from myriad.scheduler import attach, deadman
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, utc_now
@@ -33,7 +33,7 @@ from myriad.scheduler.protect import Doors
 from myriad.scheduler.protecting import doors_of, limit_of
 from myriad.scheduler.records import RecordBook
 from myriad.scheduler.round import Passes, Round, led_to
-from myriad.scheduler.rules import Wish, Write, next_write, with_updates
+from myriad.scheduler.rules import Wish, Write, is_misled, next_write, with_updates
 from myriad.scheduler.settings import Settings, own_version
 from myriad.scheduler.shadow import Entries
 from myriad.scheduler.snapshot import Snapshot
@@ -43,6 +43,8 @@ log = logging.getLogger("myriad.steering")
 Json = dict[str, Any]
 
 _LET_IN_S = 0.2
+_LOOKED_AT_S = 3.0
+"""Of a gang that Kueue has said nothing of for so long it does not think just now."""
 _WRITERS = 8
 """Writes that are under way at a time: enough for an API server that takes 50 ms, few beside its hundreds of seats."""
 
@@ -54,6 +56,8 @@ class _Memory:
     plan: Plan | None = None
     inputs: str = ""
     accepted: str = ""
+    judged: str = ""
+    misled: bool = False
     write: Write | None = None
     assigned: dict[str, int] = field(default_factory=dict)
     outcome: dict[str, int] = field(default_factory=dict)
@@ -181,7 +185,7 @@ class Steering:
         self._must_lead()
         wanted = []
         for view in views:
-            write = next_write(view, None)
+            write = next_write(view, None, misled=self._is_misled(view))
             # What was written already, and only the watch does not show yet, is not written again.
             if write is not None and self._remember(view).accepted != view.resource_version:
                 wanted.append((view, write))
@@ -194,6 +198,23 @@ class Steering:
                 memory.accepted = view.resource_version
                 self._metrics.accept_seconds.observe(seconds_since(view.reserved_at, datetime.now(UTC)))
         return sum(done for _write, done in writes.values())
+
+    def _is_misled(self, view: WorkloadView) -> bool:
+        """Whether our selector came between Kueue's look and its admission; looked at once for each state of it.
+
+        Never of a gang of which a pod stands: then it is a node's label that has changed.
+        """
+        if view.check is None or not view.check.updates or not view.quota_reserved or self._cache.pods_of(view):
+            return False
+        memory = self._remember(view)
+        if memory.judged != view.resource_version:
+            memory.judged = view.resource_version
+            memory.misled = is_misled(view, self._labels_of)
+        return memory.misled
+
+    def _labels_of(self, node: str) -> Mapping[str, str] | None:
+        body = self._cache.object(NODES, node)
+        return None if body is None else body["metadata"].get("labels") or {}
 
     def _note(self, view: WorkloadView) -> None:
         """What TAS did with a gang that holds quota."""
@@ -307,13 +328,17 @@ class Steering:
                     continue
                 written += self._no_longer_refused(view)
                 wish = self._wish(view, planning)
-                write = next_write(view, wish)
+                # Kueue looks at a new gang at once, with or without us: a selector that comes meanwhile comes too late.
+                write = next_write(view, wish) if self._was_looked_at(view) else None
                 if write is None and self._shadow is None and self._nudge_if_parked(view, now):
                     written += 1
                 yield view, write
 
         # The first is written while the next one is planned.
         return sum(done for _write, done in self._write_all(wishes()).values()) + written
+
+    def _was_looked_at(self, view: WorkloadView) -> bool:
+        return bool(view.quota_message) or seconds_since(view.created, datetime.now(UTC)) > _LOOKED_AT_S
 
     def _passes(self, doors: Doors | None) -> Callable[[WorkloadView], Passes] | None:
         """Who may pass into protected domains; None while there is none."""

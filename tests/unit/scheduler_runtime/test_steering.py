@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ def test_only_the_first_of_a_long_queue_are_planned(world: Any, make: Any) -> No
         {"state": "Retry"},
         {"state": "Rejected"},
         {"state": None},
-        {"assigned": {"n0": 2}, "state": "Ready", "updates": [{"name": "main", "nodeSelector": {RACK: "x"}}]},
+        {"assigned": {"n0": 2}, "state": "Ready", "updates": [{"name": "main", "nodeSelector": {RACK: "hall1.b1.r0"}}]},
     ],
 )
 def test_nothing_is_written_where_nothing_may_be_written(world: Any, make: Any, state: dict[str, Any]) -> None:
@@ -186,6 +187,36 @@ def test_nothing_is_written_where_nothing_may_be_written(world: Any, make: Any, 
     world.put(WORKLOADS, body)
     world.run(2)
     assert not workload_writes(world)
+
+
+@pytest.mark.parametrize(("stands", "sent_back"), [(False, True), (True, False)])
+def test_a_gang_whose_nodes_came_without_the_selector_in_its_entry_goes_back_once(
+    world: Any, make: Any, *, stands: bool, sent_back: bool
+) -> None:
+    """Seen at 1,250 nodes: Kueue chose before the entry was there, and admitted with ours, written in between. Its pods
+    fit no node. A gang of which a pod stands is none of these: there a node's label has changed."""
+    away = [{"name": "main", "nodeSelector": {RACK: "hall1.b1.r1"}}]
+    world.put(WORKLOADS, make.workload("a", assigned={"n0": 2}, state="Ready", updates=away, admitted=True))
+    if stands:
+        world.put(PODS, make.pod("a-0", of="a", node_name="n0"))
+    world.run(3)
+    assert [w[2]["status"]["admissionChecks"][0]["state"] for w in workload_writes(world)] == ["Retry"] * sent_back
+    if sent_back:
+        assert "led away from" in world.entry("a")["message"] and world.entry("a")["podSetUpdates"] == []
+
+
+def test_a_gang_that_kueue_has_not_looked_at_yet_is_not_steered(world: Any, make: Any) -> None:
+    """Kueue looks at a new gang at once: what is written meanwhile may come between its look and its admission."""
+    new = make.workload("a")
+    new["metadata"]["creationTimestamp"] = datetime.now(UTC).isoformat(timespec="seconds")
+    new["status"].pop("conditions", None)
+    world.put(WORKLOADS, new)
+    world.run(2)
+    assert not workload_writes(world)
+    new["status"]["conditions"] = [{"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}]
+    world.put(WORKLOADS, new)
+    world.run(2)
+    assert world.entry("a")["podSetUpdates"] == [{"name": "main", "nodeSelector": {RACK: "hall1.b1.r0"}}]
 
 
 def test_a_workload_that_is_being_deleted_is_left_alone(world: Any, make: Any) -> None:
