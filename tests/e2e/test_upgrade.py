@@ -1,7 +1,8 @@
 """From Kubernetes 1.34 to the lock's on the lab, under two gangs: killed twice, held up by a budget, unnoticed by both.
 
-Needs a lab whose nodes are up and nothing more (`myriad lab up --nodes-only`), because it begins with an older cluster:
-the older Kubernetes is built from its Go module into a bundle of its own, which takes minutes the first time.
+`python -m myriad.lab.testing -m slow -n0 -s tests/e2e/test_upgrade.py` brings up nodes and nothing more (`myriad lab up
+--nodes-only`), because it begins with an older cluster: the older Kubernetes is built from its Go module into a bundle
+of its own, which takes minutes the first time.
 """
 
 from __future__ import annotations

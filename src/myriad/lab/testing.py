@@ -23,6 +23,8 @@ from myriad.lab.state import LabPaths, clone_root, load_state
 _CLOSING = re.compile(r"^=*\s?\d+ (passed|failed|skipped|deselected|errors?)\b.* in [\d.]+s")
 
 
+#: What begins on nodes without a cluster. The upgrade makes an older one first.
+_BARE = ("tests/integration", "tests/e2e/test_upgrade.py")
 #: Exit code of a pytest that found no test.
 _NO_TESTS = 5
 
@@ -97,7 +99,7 @@ class Plan:
 
     Attributes:
         options: of every pytest.
-        engine: folders of tests that need an engine and bare nodes.
+        engine: those that need an engine and bare nodes.
         api: those that need an API server of plain processes, which the bundle of those nodes has: beside the first.
         lab: those that need the whole lab.
     """
@@ -111,7 +113,7 @@ class Plan:
 def split(arguments: Sequence[str]) -> Plan:
     """Sort pytest's arguments by what the tests need."""
     paths = [argument for argument in arguments if argument.startswith("tests/")]
-    engine = [path for path in paths if path.startswith("tests/integration")]
+    engine = [path for path in paths if path.startswith(_BARE)]
     api = [path for path in paths if path.startswith("tests/api")]
     return Plan(
         options=[argument for argument in arguments if argument not in paths],

@@ -399,6 +399,8 @@ def test_tests_are_sorted_by_what_they_need() -> None:
     assert split(["-m", "not slow", "tests/integration", "tests/api", "tests/e2e", "-x"]) == Plan(
         options=["-m", "not slow", "-x"], engine=["tests/integration"], api=["tests/api"], lab=["tests/e2e"]
     )
+    upgrade = "tests/e2e/test_upgrade.py"
+    assert split(["-s", upgrade]) == Plan(options=["-s"], engine=[upgrade], api=[], lab=[])
     assert split(["-k", "gang", "tests/e2e"]) == Plan(options=["-k", "gang"], engine=[], api=[], lab=["tests/e2e"])
 
 
