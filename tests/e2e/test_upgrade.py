@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ def killed_in(task: str, log: Path) -> None:
         time.sleep(1.5)
         assert process.poll() is None, log.read_text()[-3000:]
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        # One that has ended by itself has nobody left to kill, and its own words are the error.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
