@@ -388,7 +388,11 @@ def run(options: argparse.Namespace) -> None:
         say(f"{options.nodes} nodes after {time.monotonic() - begun:.0f} s")
         fill(scene)
         say(f"{running(api)} pods after {time.monotonic() - begun:.0f} s")
-        create(api, JOBS, apiserver.gang_job("holder", pods=7, gpus=1, namespace=TEAM, pool=POOL), TEAM)
+        # In the first rack: the nodes that jobs are to hold whole are the emptiest, and Kueue would take one of them.
+        rack = {"myriad.dev/rack": ".".join(site.paths[0])}
+        create(
+            api, JOBS, apiserver.gang_job("holder", pods=7, gpus=1, namespace=TEAM, pool=POOL, nodeSelector=rack), TEAM
+        )
         begun = time.monotonic()
         scene.url = start_extension(plane, api)
         until_agrees(scene)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from myriad.errors import MyriadError
 from myriad.kube.client import Api, ApiError, ClusterUnreachableError, Json
 from myriad.kube.drain import cordon_patch, now_text, patch_node, release
 from myriad.kube.kinds import NODES
 from myriad.kube.reboot import EXPECTED_LABEL, GATE_RUN_ANNOTATION, NotBackError, gate_fault
 from myriad.upgrade.plan import BY
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def finish(
             where=name,
             hint="look at it; when it works again `myriad upgrade run` goes on with it first",
         ) from error
-    return bool(release(api, [name], by=BY))
+    return bool(_patient(lambda: release(api, [name], by=BY), waits, sleep, clock))
 
 
 def kubelet_fault(node: Json | None, version: str) -> str:
@@ -102,7 +106,7 @@ def _gate(
         version = node["metadata"].get("resourceVersion")
         return {"metadata": {"resourceVersion": version, "annotations": {GATE_RUN_ANNOTATION: question}}}
 
-    patch_node(api, name, ask)
+    _patient(lambda: patch_node(api, name, ask), waits, sleep, clock)
 
     def fault() -> str:
         node = _node(api, name)
@@ -115,12 +119,30 @@ def _node(api: Api, name: str) -> Json | None:
     """A Node; None while the API server is away, as it is while its own host is upgraded."""
     try:
         return api.find(NODES, name)
-    except ClusterUnreachableError:
-        return None
-    except ApiError as error:
-        if error.status >= 500 or error.status == 429:
+    except (ClusterUnreachableError, ApiError) as error:
+        if _is_away(error):
             return None
         raise
+
+
+def _is_away(error: MyriadError) -> bool:
+    """Whether the API server restarts or has too much to do, and will answer later."""
+    if isinstance(error, ApiError):
+        return error.status >= 500 or error.status == 429
+    return isinstance(error, ClusterUnreachableError)
+
+
+def _patient(call: Callable[[], T], waits: Waits, sleep: Callable[[float], None], clock: Callable[[], float]) -> T:
+    """What a call returns, asked again while the API server is away: of one control plane it restarts once more after
+    its kubelet is Ready. The last error is raised."""
+    end = clock() + waits.ready_s
+    while True:
+        try:
+            return call()
+        except (ClusterUnreachableError, ApiError) as error:
+            if not _is_away(error) or clock() >= end:
+                raise
+            sleep(waits.poll_s)
 
 
 def _until(

@@ -1,0 +1,64 @@
+"""The end of one node's upgrade while the API server comes and goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from myriad.errors import MyriadError
+from myriad.kube.client import ApiError, ClusterUnreachableError
+from myriad.upgrade.node import Waits, _patient
+
+
+class Clock:
+    """Time that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def away(times: int, error: MyriadError) -> list[MyriadError]:
+    return [error] * times
+
+
+@pytest.mark.parametrize(
+    "error", [ClusterUnreachableError("no answer"), ApiError(503, "ServiceUnavailable", "later", where="x")]
+)
+def test_a_node_is_given_back_when_the_api_server_restarts_in_that_moment(error: MyriadError) -> None:
+    """Seen on the lab: the only API server restarted between the kubelet's Ready and the node's release."""
+    faults, clock = away(3, error), Clock()
+
+    def release() -> str:
+        if faults:
+            raise faults.pop()
+        return "given back"
+
+    assert _patient(release, Waits(poll_s=2.0), clock.sleep, clock) == "given back"
+    assert clock.now == 6.0
+
+
+def test_one_that_stays_away_is_an_error_after_its_time() -> None:
+    clock = Clock()
+
+    def release() -> str:
+        raise ClusterUnreachableError("no answer")
+
+    with pytest.raises(ClusterUnreachableError):
+        _patient(release, Waits(ready_s=10.0, poll_s=2.0), clock.sleep, clock)
+    assert clock.now == 10.0
+
+
+def test_what_is_refused_is_not_asked_again() -> None:
+    clock = Clock()
+
+    def release() -> str:
+        raise ApiError(403, "Forbidden", "may not", where="x")
+
+    with pytest.raises(ApiError):
+        _patient(release, Waits(), clock.sleep, clock)
+    assert clock.now == 0.0
