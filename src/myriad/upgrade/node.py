@@ -15,7 +15,7 @@ from myriad.errors import MyriadError
 from myriad.kube.client import Api, ApiError, ClusterUnreachableError, Json
 from myriad.kube.drain import cordon_patch, now_text, patch_node, release
 from myriad.kube.kinds import NODES
-from myriad.kube.reboot import EXPECTED_LABEL, GATE_RUN_ANNOTATION, NotBackError, gate_fault
+from myriad.kube.reboot import CONTROL_PLANE_LABEL, EXPECTED_LABEL, GATE_RUN_ANNOTATION, NotBackError, gate_fault
 from myriad.upgrade.plan import BY
 
 T = TypeVar("T")
@@ -28,11 +28,14 @@ class Waits:
     Attributes:
         ready_s: until its kubelet is Ready with the wanted version.
         gate_s: from then until its GPU gate is open.
+        steady_s: an API server on it has to answer so long without a break: the new kubelet makes static pods anew some
+            seconds after it is Ready.
         poll_s: between two looks.
     """
 
     ready_s: float = 300.0
     gate_s: float = 600.0
+    steady_s: float = 20.0
     poll_s: float = 2.0
 
 
@@ -61,6 +64,7 @@ def finish(
     """
     try:
         _until(lambda: kubelet_fault(_node(api, name), version), waits.ready_s, waits.poll_s, sleep, clock)
+        _steady(api, name, waits, sleep, clock)
         _gate(api, name, waits, sleep, clock, say)
     except NotBackError as error:
         reason = error.message
@@ -85,6 +89,24 @@ def kubelet_fault(node: Json | None, version: str) -> str:
     if ready.get("status") != "True":
         return f"its kubelet is not ready: {ready.get('message') or ready.get('reason') or 'it has said nothing yet'}"
     return ""
+
+
+def _steady(api: Api, name: str, waits: Waits, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
+    """On a control plane: until its API server answers without a break."""
+    node = _node(api, name)
+    if node is not None and CONTROL_PLANE_LABEL not in (node["metadata"].get("labels") or {}):
+        return
+    since = clock()
+
+    def fault() -> str:
+        nonlocal since
+        if _node(api, name) is None:
+            since = clock()
+            return "the API server does not answer"
+        left = waits.steady_s - (clock() - since)
+        return f"the API server has answered for {clock() - since:.0f} s only" if left > 0 else ""
+
+    _until(fault, waits.ready_s, min(1.0, waits.poll_s), sleep, clock)
 
 
 def _gate(

@@ -6,7 +6,7 @@ import pytest
 
 from myriad.errors import MyriadError
 from myriad.kube.client import ApiError, ClusterUnreachableError
-from myriad.upgrade.node import Waits, _patient
+from myriad.upgrade.node import Waits, _patient, _steady
 
 
 class Clock:
@@ -61,4 +61,29 @@ def test_what_is_refused_is_not_asked_again() -> None:
 
     with pytest.raises(ApiError):
         _patient(release, Waits(), clock.sleep, clock)
+    assert clock.now == 0.0
+
+
+def test_a_control_plane_is_done_when_its_api_server_has_answered_for_a_while_without_a_break() -> None:
+    clock = Clock()
+    away_at = {4.0, 5.0, 11.0}
+
+    class Coming:
+        def find(self, _kind: object, name: str) -> dict[str, object]:
+            if clock.now in away_at:
+                raise ClusterUnreachableError("no answer")
+            return {"metadata": {"name": name, "labels": {"node-role.kubernetes.io/control-plane": ""}}}
+
+    _steady(Coming(), "cp1", Waits(steady_s=20.0), clock.sleep, clock)  # type: ignore[arg-type]
+    assert clock.now == 31.0
+
+
+def test_a_worker_waits_for_no_api_server() -> None:
+    clock = Clock()
+
+    class Worker:
+        def find(self, _kind: object, name: str) -> dict[str, object]:
+            return {"metadata": {"name": name, "labels": {}}}
+
+    _steady(Worker(), "gpu1", Waits(), clock.sleep, clock)  # type: ignore[arg-type]
     assert clock.now == 0.0
