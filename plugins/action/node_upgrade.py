@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from myriad.upgrade.plan import DriverWish, Plan
 
 
+_AWAY_S = 90.0
+"""An upgrade that was killed may have left the only API server in the middle of its exchange."""
+
+
 class ActionModule(ActionBase):
     _supports_check_mode = True
     _supports_async = False
@@ -25,8 +29,11 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
         states = {"planned": self._planned, "prepared": self._prepared, "finished": self._finished, "held": self._held}
+        from myriad.upgrade.node import patient
+
         with told_of_a_host(result):
-            result.update(states[args["state"]](args, task_vars))
+            # Each state may be asked for again: what it finds done it leaves.
+            result.update(patient(lambda: states[args["state"]](args, task_vars), _AWAY_S, say=self._display.display))
         return result
 
     def _planned(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def finish(
             where=name,
             hint="look at it; when it works again `myriad upgrade run` goes on with it first",
         ) from error
-    return bool(_patient(lambda: release(api, [name], by=BY), waits, sleep, clock))
+    return bool(patient(lambda: release(api, [name], by=BY), waits.ready_s, waits.poll_s, sleep=sleep, clock=clock))
 
 
 def kubelet_fault(node: Json | None, version: str) -> str:
@@ -128,7 +128,7 @@ def _gate(
         version = node["metadata"].get("resourceVersion")
         return {"metadata": {"resourceVersion": version, "annotations": {GATE_RUN_ANNOTATION: question}}}
 
-    _patient(lambda: patch_node(api, name, ask), waits, sleep, clock)
+    patient(lambda: patch_node(api, name, ask), waits.ready_s, waits.poll_s, sleep=sleep, clock=clock)
 
     def fault() -> str:
         node = _node(api, name)
@@ -154,17 +154,32 @@ def _is_away(error: MyriadError) -> bool:
     return isinstance(error, ClusterUnreachableError)
 
 
-def _patient(call: Callable[[], T], waits: Waits, sleep: Callable[[float], None], clock: Callable[[], float]) -> T:
-    """What a call returns, asked again while the API server is away: of one control plane it restarts once more after
-    its kubelet is Ready. The last error is raised."""
-    end = clock() + waits.ready_s
+def patient(
+    call: Callable[[], T],
+    wait_s: float,
+    poll_s: float = 2.0,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda _text: None,
+) -> T:
+    """What a call returns that may be made again, asked again while the API server is away.
+
+    An upgrade restarts it, the only one of a site too, and one that was killed leaves it in the middle of that. The
+    last error is raised after ``wait_s`` seconds.
+    """
+    end = clock() + wait_s
+    said = False
     while True:
         try:
             return call()
         except (ClusterUnreachableError, ApiError) as error:
             if not _is_away(error) or clock() >= end:
                 raise
-            sleep(waits.poll_s)
+            if not said:
+                say(f"the API server does not answer: waiting for it, {wait_s:.0f} s at most")
+                said = True
+            sleep(poll_s)
 
 
 def _until(

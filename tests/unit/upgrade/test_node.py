@@ -6,7 +6,7 @@ import pytest
 
 from myriad.errors import MyriadError
 from myriad.kube.client import ApiError, ClusterUnreachableError
-from myriad.upgrade.node import Waits, _patient, _steady
+from myriad.upgrade.node import Waits, _steady, patient
 
 
 class Clock:
@@ -38,7 +38,7 @@ def test_a_node_is_given_back_when_the_api_server_restarts_in_that_moment(error:
             raise faults.pop()
         return "given back"
 
-    assert _patient(release, Waits(poll_s=2.0), clock.sleep, clock) == "given back"
+    assert patient(release, 300.0, sleep=clock.sleep, clock=clock) == "given back"
     assert clock.now == 6.0
 
 
@@ -49,7 +49,7 @@ def test_one_that_stays_away_is_an_error_after_its_time() -> None:
         raise ClusterUnreachableError("no answer")
 
     with pytest.raises(ClusterUnreachableError):
-        _patient(release, Waits(ready_s=10.0, poll_s=2.0), clock.sleep, clock)
+        patient(release, 10.0, sleep=clock.sleep, clock=clock)
     assert clock.now == 10.0
 
 
@@ -60,7 +60,7 @@ def test_what_is_refused_is_not_asked_again() -> None:
         raise ApiError(403, "Forbidden", "may not", where="x")
 
     with pytest.raises(ApiError):
-        _patient(release, Waits(), clock.sleep, clock)
+        patient(release, 300.0, sleep=clock.sleep, clock=clock)
     assert clock.now == 0.0
 
 
