@@ -103,7 +103,8 @@ def test_j3_a_team_s_job_is_refused_with_the_webhook_s_name_and_kueue_can_be_app
     again = [h for h in hooks if "kueue" in h["metadata"]["name"]]
     assert again
     for body in again:
-        body["metadata"] = {"name": body["metadata"]["name"], "labels": {"again": "yes"}}
+        labels = {**body["metadata"]["labels"], "again": "yes"}
+        body["metadata"] = {"name": body["metadata"]["name"], "labels": labels}
         body |= {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration"}
     plane.apply(again)
     # What docs/operations.md says where Kueue cannot come back at all.

@@ -148,9 +148,12 @@ def _node(api: Api, name: str) -> Json | None:
 
 
 def _is_away(error: MyriadError) -> bool:
-    """Whether the API server restarts or has too much to do, and will answer later."""
+    """Whether the API server restarts or has too much to do, and will answer later.
+
+    One that has just started says 403 to everybody until it knows who may what.
+    """
     if isinstance(error, ApiError):
-        return error.status >= 500 or error.status == 429
+        return error.status >= 500 or error.status in (403, 429)
     return isinstance(error, ClusterUnreachableError)
 
 
@@ -177,7 +180,7 @@ def patient(
             if not _is_away(error) or clock() >= end:
                 raise
             if not said:
-                say(f"the API server does not answer: waiting for it, {wait_s:.0f} s at most")
+                say(f"{error.message}: waiting for it, {wait_s:.0f} s at most")
                 said = True
             sleep(poll_s)
 

@@ -57,7 +57,7 @@ def test_what_is_refused_is_not_asked_again() -> None:
     clock = Clock()
 
     def release() -> str:
-        raise ApiError(403, "Forbidden", "may not", where="x")
+        raise ApiError(422, "Invalid", "is wrong", where="x")
 
     with pytest.raises(ApiError):
         patient(release, 300.0, sleep=clock.sleep, clock=clock)
