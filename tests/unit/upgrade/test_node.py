@@ -27,7 +27,12 @@ def away(times: int, error: MyriadError) -> list[MyriadError]:
 
 
 @pytest.mark.parametrize(
-    "error", [ClusterUnreachableError("no answer"), ApiError(503, "ServiceUnavailable", "later", where="x")]
+    "error",
+    [
+        ClusterUnreachableError("no answer"),
+        ApiError(503, "ServiceUnavailable", "later", where="x"),
+        ApiError(403, "Forbidden", "one that has just started knows nobody", where="x"),
+    ],
 )
 def test_a_node_is_given_back_when_the_api_server_restarts_in_that_moment(error: MyriadError) -> None:
     """Seen on the lab: the only API server restarted between the kubelet's Ready and the node's release."""
