@@ -53,6 +53,17 @@ def kubelets(lab: Lab) -> dict[str, str]:
     return {node["metadata"]["name"]: node["status"]["nodeInfo"]["kubeletVersion"] for node in nodes}
 
 
+def takes_work(lab: Lab) -> set[str]:
+    """GPU nodes that are Ready, show their GPUs and carry no taint."""
+    return {
+        node["metadata"]["name"]
+        for node in json.loads(lab.kubectl("get", "nodes", "-o", "json"))["items"]
+        if int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) == 8
+        and not node["spec"].get("taints")
+        and any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
+    }
+
+
 def closed(lab: Lab) -> dict[str, str]:
     """Nodes that take no new pods, with who closed them."""
     found = {}
@@ -122,6 +133,7 @@ def test_t14_d2_d9_an_upgrade_under_two_gangs_killed_twice_and_held_up_by_a_budg
     first = playbook("site", "-e", f"site_bundle={old}")
     assert first.code == 0, first.output[-4000:]
     assert set(kubelets(lab).values()) == {f"v{VERSION}"}
+    until(lambda: takes_work(lab) == {"gpu1", "gpu2", "gpu3"}, 120, "all nodes take work")
     step("site", version=VERSION)
 
     lab.kubectl("create", "-f", "-", text=json.dumps(sleeping_job(Size("train", "vision", 2, 8), 3600)))
