@@ -156,6 +156,8 @@ def test_t14_d2_d9_an_upgrade_under_two_gangs_killed_twice_and_held_up_by_a_budg
     step("killed in the control plane")
     assert (pods_of(lab, "vision", "train"), pods_of(lab, "speech", "tune")) == (train, tune)
     lab.kubectl("delete", "job", "-n", "speech", "tune", "--wait=true")
+    gone = ("get", "pods", "-n", "speech", "-l", "job-name=tune", "-o", "name")
+    until(lambda: not lab.kubectl(*gone).strip(), 60, "its pods have ended")
     lab.kubectl("create", "-f", "-", text=json.dumps(WEB))
     lab.kubectl("create", "pdb", "web", "--selector=app=web", "--min-available=1")
     lab.kubectl("rollout", "status", "deployment/web", "--timeout=120s")
@@ -181,6 +183,8 @@ def test_t14_d2_d9_an_upgrade_under_two_gangs_killed_twice_and_held_up_by_a_budg
     step("third node", seconds=report["seconds"])
 
     lab.kubectl("delete", "job", "-n", "vision", "train", "--wait=true")
+    gone = ("get", "pods", "-n", "vision", "-l", "job-name=train", "-o", "name")
+    until(lambda: not lab.kubectl(*gone).strip(), 60, "its pods have ended")
     code, report = upgrade("run")
     assert (code, report["failures"], closed(lab)) == (0, {}, {}), report
     assert set(kubelets(lab).values()) == {versions["cp1"]}
