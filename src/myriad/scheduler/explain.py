@@ -218,9 +218,10 @@ class _Explainer:
             self.lines.append(("placement", cause))
             state = "fits"
         else:
-            cause = kueue_says(f.conditions) or self._between_words()
+            # With its quota the last word of Kueue is from before: it says that there is none.
+            cause = self._between_words() if f.quota_reserved else kueue_says(f.conditions) or self._between_words()
             self.lines.append(("kueue", cause))
-            state = "external"
+            state = "fits" if f.quota_reserved else "external"
         if f.evicted:
             # Whoever was preempted asks for that first, whatever the job waits for now (armada#4839).
             preempted = _message(f.conditions, "Preempted")

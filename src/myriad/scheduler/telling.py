@@ -393,11 +393,12 @@ class Telling:
 
 
 def _passes_by(view: WorkloadView, said: Said) -> bool:
-    """Whether a job is so new that what is said of it is most likely over before anybody reads it.
+    """Whether a job has come, or has got or lost its quota, so lately that what is said of it passes before it is read.
 
     Hundreds that come at once and get in would cost five writes each, while the API server has the most to do.
     """
-    return said.state in _PASSING and seconds_since(view.created, datetime.now(UTC)) < _NEW_S
+    since = max(view.created, view.reserved_at)
+    return said.state in _PASSING and seconds_since(since, datetime.now(UTC)) < _NEW_S
 
 
 def _read(condition: Json) -> Said:

@@ -277,3 +277,13 @@ def test_ordinals() -> None:
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == [
         "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th",
     ]  # fmt: skip
+
+
+def test_with_its_quota_a_job_is_not_told_what_kueue_said_before(gang: Any) -> None:
+    """Between the check's answer and the admission the condition Admitted still says that there is no reservation."""
+    stale = Condition("Admitted", "False", "NoReservation", "The workload has no reservation and not all checks ready")
+    answer = why(JobFacts(gang=gang, quota_reserved=True, evaluated=True, conditions=(stale,)))
+    assert (answer.state, answer.first_cause) == (
+        "fits",
+        "it has its quota and no check is open: Kueue admits it next",
+    )
