@@ -365,7 +365,7 @@ def test_kueue_takes_the_configuration_that_the_role_renders(tmp_path: Path) -> 
     read = yaml.safe_load((tmp_path / "kueue.yaml").read_text())
     assert read["waitForPodsReady"]["timeout"] == "1200s", "300 s of grace, 600 s of a pull, 300 s of a start"
     assert read["fairSharing"]["preemptionStrategies"], "weights count only with fair sharing"
-    assert (read["clientConnection"]["qps"], read["clientConnection"]["burst"]) == (50, 100)
+    assert (read["clientConnection"]["qps"], read["clientConnection"]["burst"]) == (100, 200)
     assert "Unable to load the configuration" in kueue_says(tmp_path, kueue_integrations=["batch/jobs"])
 
 
