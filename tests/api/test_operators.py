@@ -144,7 +144,7 @@ def test_t28_j5_volcano_is_installed_upgraded_taken_away_and_installed_again(pla
     assert api.get_raw("/apis/apps/v1/deployments?labelSelector=myriad.dev/set%3Dvolcano")["items"] == []
     applied(plane, "volcano", site_bundle=str(VOLCANO), volcano_wait_enabled=False)
     assert volcano_images(api) == wanted
-    assert plane.kubectl("get", "queues.scheduling.volcano.sh", "-o", "name") is not None
+    plane.kubectl("get", "queues.scheduling.volcano.sh", "-o", "name")  # an error where the kind is not served again
     plane.kubectl("delete", "pod", "volcano-scheduler-0", "-n", "default", "--force")
 
 

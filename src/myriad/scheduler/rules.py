@@ -67,8 +67,10 @@ def next_write(view: WorkloadView, wish: Wish | None, *, misled: bool = False) -
         return None
     if view.quota_reserved:
         if check.state == "Ready":
+            if not misled:
+                return None
             text = f"its quota came with {_nodes_text(view)}, which it had just been led away from: once more"
-            return Write("Retry", text, (), "misled") if misled else None
+            return Write("Retry", text, (), "misled")
         return Write("Ready", f"accepted as placed by Kueue: {_nodes_text(view)}", (), "accepted")
     if wish is None:
         return None

@@ -204,13 +204,13 @@ class Steering:
 
         Never of a gang of which a pod stands: then it is a node's label that has changed.
         """
-        if view.check is None or not view.check.updates or not view.quota_reserved or self._cache.pods_of(view):
+        if view.check is None or not view.check.updates or not view.quota_reserved:
             return False
         memory = self._remember(view)
         if memory.judged != view.resource_version:
             memory.judged = view.resource_version
             memory.misled = is_misled(view, self._labels_of)
-        return memory.misled
+        return memory.misled and not self._cache.pods_of(view)
 
     def _labels_of(self, node: str) -> Mapping[str, str] | None:
         body = self._cache.object(NODES, node)

@@ -51,21 +51,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one host told.
-
-    Attributes:
-        artifacts: files of the bundle that the roles recorded there, name to sha256.
-        packages: packages that the roles recorded, name to version.
-        driver: what the lock and the description want of the host's GPU driver.
-    """
-
-    artifacts: Mapping[str, str] = field(default_factory=dict)
-    packages: Mapping[str, str] = field(default_factory=dict)
-    driver: DriverWish = field(default_factory=lambda: DriverWish())
-
-
-@dataclass(frozen=True, slots=True)
 class DriverWish:
     """The GPU driver that a host shall have.
 
@@ -78,6 +63,21 @@ class DriverWish:
     version: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     replaces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one host told.
+
+    Attributes:
+        artifacts: files of the bundle that the roles recorded there, name to sha256.
+        packages: packages that the roles recorded, name to version.
+        driver: what the lock and the description want of the host's GPU driver.
+    """
+
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    driver: DriverWish = field(default_factory=DriverWish)
 
 
 @dataclass(frozen=True, slots=True)
