@@ -29,7 +29,7 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(argument_spec=ARGUMENTS)
         states = {"planned": self._planned, "prepared": self._prepared, "finished": self._finished, "held": self._held}
-        from myriad.upgrade.node import patient
+        from myriad.kube.patience import patient
 
         with told_of_a_host(result):
             # Each state may be asked for again: what it finds done it leaves.

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, ClusterUnreachableError, Json
+from myriad.kube.client import Api, Json
 from myriad.kube.drain import Cordon, Gang, cordon_patch, now_text, patch_node, release_patch
 from myriad.kube.kinds import LEASES, NODES
+from myriad.kube.patience import patient, unless_away
 
 BY = "reboot"
 REBOOT_ANNOTATION = "myriad.dev/reboot"
@@ -343,14 +344,16 @@ def reboot(
         _wait_ready(api, name, waits, sleep, clock)
         _wait_gate(api, name, mark, waits, sleep, clock, say)
     except NotBackError as error:
-        _annotate(api, name, Mark(mark.boot, mark.at, mark.reasons, error.message), closed_for=error.message)
+        fault = Mark(mark.boot, mark.at, mark.reasons, error.message)
+        # It may be the API server that does not come back: the node is closed then by the mark that stands there.
+        unless_away(lambda: _annotate(api, name, fault, closed_for=fault.fault))
         raise NotBackError(
             f"{error.message}; it was left closed",
             where=name,
             hint=f"look at its console; when it works again the same command goes on, or "
             f"`myriad reboot --give-back {name}` opens it as it is",
         ) from error
-    patch_node(api, name, given_back)
+    patient(lambda: patch_node(api, name, given_back), waits.ready_s, waits.poll_s, sleep=sleep, clock=clock)
     return again
 
 
@@ -381,11 +384,15 @@ def _wait_ready(api: Api, name: str, waits: Waits, sleep: Callable[[float], None
     first = _renewed(api, name)
 
     def is_ready() -> bool:
-        node = _quietly(lambda: api.get(NODES, name))
-        return node is not None and not _not_ready(node) and _renewed(api, name) not in ("", first)
+        nonlocal first
+        node = unless_away(lambda: api.find(NODES, name))
+        renewed = _renewed(api, name)
+        # An API server that was away until now, on this very host, still has what the last boot's kubelet said.
+        before, first = first, first or renewed
+        return node is not None and not _not_ready(node) and before != "" and renewed not in ("", before)
 
     def reason() -> str:
-        node = _quietly(lambda: api.get(NODES, name))
+        node = unless_away(lambda: api.find(NODES, name))
         if node is None:
             return "the API server does not answer, or has no such node any more"
         words = _not_ready(node) or "its kubelet does not renew its Lease"
@@ -403,7 +410,7 @@ def _not_ready(node: Mapping[str, Any]) -> str:
 
 
 def _renewed(api: Api, name: str) -> str:
-    lease = _quietly(lambda: api.find(LEASES, name, namespace="kube-node-lease"))
+    lease = unless_away(lambda: api.find(LEASES, name, namespace="kube-node-lease"))
     return str((lease or {}).get("spec", {}).get("renewTime") or "")
 
 
@@ -417,7 +424,7 @@ def _wait_gate(
     say: Callable[[str], None],
 ) -> None:
     """The GPU gate, judged afresh: the agent is asked, and its answer names the question."""
-    node = api.get(NODES, name)
+    node = patient(lambda: api.get(NODES, name), waits.ready_s, waits.poll_s, sleep=sleep, clock=clock)
     if EXPECTED_LABEL not in (node["metadata"].get("labels") or {}):
         return
     say(f"{name}: ready, waiting for its gate")
@@ -429,10 +436,10 @@ def _wait_gate(
         version = node["metadata"].get("resourceVersion")
         return {"metadata": {"resourceVersion": version, "annotations": {GATE_RUN_ANNOTATION: question}}}
 
-    patch_node(api, name, ask)
+    patient(lambda: patch_node(api, name, ask), waits.ready_s, waits.poll_s, sleep=sleep, clock=clock)
 
     def fault() -> str:
-        node = _quietly(lambda: api.get(NODES, name))
+        node = unless_away(lambda: api.find(NODES, name))
         return gate_fault(node, question) if node is not None else "the API server does not answer"
 
     _until(lambda: not fault(), waits.gate_s, waits.poll_s, sleep, clock, lambda: f"it is back, and {fault()}")
@@ -454,18 +461,6 @@ def gate_fault(node: Mapping[str, Any], question: str) -> str:
     if is_open:
         return ""
     return f"its gate is closed: {causes[0] if causes else 'no cause given'}"
-
-
-def _quietly(call: Callable[[], Json | None]) -> Json | None:
-    """An answer, or None while the API server is away (a control-plane node reboots too)."""
-    try:
-        return call()
-    except ClusterUnreachableError:
-        return None
-    except ApiError as error:
-        if error.is_not_found or error.status >= 500 or error.status == 429:
-            return None
-        raise
 
 
 def _until(

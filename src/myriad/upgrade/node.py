@@ -9,16 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
-from myriad.errors import MyriadError
-from myriad.kube.client import Api, ApiError, ClusterUnreachableError, Json
+from myriad.kube.client import Api, Json
 from myriad.kube.drain import cordon_patch, now_text, patch_node, release
 from myriad.kube.kinds import NODES
+from myriad.kube.patience import patient, unless_away
 from myriad.kube.reboot import CONTROL_PLANE_LABEL, EXPECTED_LABEL, GATE_RUN_ANNOTATION, NotBackError, gate_fault
 from myriad.upgrade.plan import BY
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,51 +135,8 @@ def _gate(
 
 
 def _node(api: Api, name: str) -> Json | None:
-    """A Node; None while the API server is away, as it is while its own host is upgraded."""
-    try:
-        return api.find(NODES, name)
-    except (ClusterUnreachableError, ApiError) as error:
-        if _is_away(error):
-            return None
-        raise
-
-
-def _is_away(error: MyriadError) -> bool:
-    """Whether the API server restarts or has too much to do, and will answer later.
-
-    One that has just started says 403 to everybody until it knows who may what.
-    """
-    if isinstance(error, ApiError):
-        return error.status >= 500 or error.status in (403, 429)
-    return isinstance(error, ClusterUnreachableError)
-
-
-def patient(
-    call: Callable[[], T],
-    wait_s: float,
-    poll_s: float = 2.0,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-    say: Callable[[str], None] = lambda _text: None,
-) -> T:
-    """What a call returns that may be made again, asked again while the API server is away.
-
-    An upgrade restarts it, the only one of a site too, and one that was killed leaves it in the middle of that. The
-    last error is raised after ``wait_s`` seconds.
-    """
-    end = clock() + wait_s
-    said = False
-    while True:
-        try:
-            return call()
-        except (ClusterUnreachableError, ApiError) as error:
-            if not _is_away(error) or clock() >= end:
-                raise
-            if not said:
-                say(f"{error.message}: waiting for it, {wait_s:.0f} s at most")
-                said = True
-            sleep(poll_s)
+    """A Node; None where there is none, and while the API server is away, as while its own host is upgraded."""
+    return unless_away(lambda: api.find(NODES, name))
 
 
 def _until(

@@ -10,9 +10,9 @@ import pytest
 from ansible_collections.myriad.gpu.plugins.module_utils import reboot_reasons
 
 from myriad.errors import MyriadError
-from myriad.kube.client import ClusterUnreachableError
+from myriad.kube.client import ApiError, ClusterUnreachableError
 from myriad.kube.drain import CORDON_ANNOTATION, Cordon, Gang
-from myriad.kube.kinds import LEASES
+from myriad.kube.kinds import LEASES, NODES
 from myriad.kube.reboot import (
     EXPECTED_LABEL,
     GATE_ANNOTATION,
@@ -159,7 +159,9 @@ class Api:
         }  # fmt: skip
         self.ready, self.renewed, self.up = True, 1, True
         self._gate_opens, self._kubelet_comes = gate_opens, kubelet_comes
+        self.renews = True
         self.unreachable_for = 0
+        self.away: MyriadError = ClusterUnreachableError("no answer")
 
     def comes_up(self) -> None:
         self.up, self.ready = True, self._kubelet_comes
@@ -167,15 +169,19 @@ class Api:
     def get(self, _resource: Any, name: str, **_: Any) -> Json:
         if self.unreachable_for:
             self.unreachable_for -= 1
-            raise ClusterUnreachableError("no answer")
+            raise self.away
         status = "True" if self.ready else "Unknown"
         message = "" if self.ready else "Kubelet stopped posting node status."
         ready = {"type": "Ready", "status": status, "message": message}
         return json.loads(json.dumps({**self.node, "status": {"conditions": [ready]}}))
 
     def find(self, resource: Any, name: str, **_: Any) -> Json:
+        if resource is NODES:
+            return self.get(resource, name)
         assert resource is LEASES
-        if self.ready:
+        if self.unreachable_for:
+            raise self.away
+        if self.ready and self.renews:
             self.renewed += 1
         return {"spec": {"renewTime": str(self.renewed)}}
 
@@ -291,8 +297,12 @@ def test_d2_a_reboot_command_that_is_refused_leaves_the_node_as_it_was() -> None
     assert api.node["spec"] == {} and REBOOT_ANNOTATION not in api.annotations
 
 
-def test_the_api_server_may_be_away_while_its_own_node_reboots() -> None:
+@pytest.mark.parametrize(
+    "away", [ClusterUnreachableError("no answer"), ApiError(403, "Forbidden", "it has just started", where="x")]
+)
+def test_the_api_server_may_be_away_while_its_own_node_reboots(away: MyriadError) -> None:
     api = Api(gpus=False)
+    api.away = away
 
     class ControlPlane(Host):
         def reboot(self) -> None:
@@ -301,6 +311,33 @@ def test_the_api_server_may_be_away_while_its_own_node_reboots() -> None:
 
     go(api, ControlPlane(api))
     assert api.node["spec"] == {}
+
+
+def test_what_the_kubelet_said_before_the_boot_is_no_sign_of_life() -> None:
+    """The API server of the node itself comes back with the old Lease and a Node that is Ready as of then."""
+    api = Api(gpus=False)
+
+    class ControlPlane(Host):
+        def reboot(self) -> None:
+            super().reboot()
+            api.unreachable_for = 4
+
+    api.renews = False
+    host = ControlPlane(api)
+    with pytest.raises(NotBackError, match="its kubelet does not renew its Lease"):
+        go(api, host)
+
+
+def test_a_node_whose_api_server_never_comes_back_is_told_as_that() -> None:
+    api = Api(gpus=False)
+
+    class ControlPlane(Host):
+        def reboot(self) -> None:
+            super().reboot()
+            api.unreachable_for = 10_000
+
+    with pytest.raises(NotBackError, match="the API server does not answer"):
+        go(api, ControlPlane(api))
 
 
 def test_giving_back_leaves_a_foreign_cordon() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from myriad.errors import MyriadError
-from myriad.kube.client import ApiError, ClusterUnreachableError
-from myriad.upgrade.node import Waits, _steady, patient
+from myriad.kube.client import ApiError, ClusterUnreachableError, KubeconfigError
+from myriad.kube.patience import patient
+from myriad.upgrade.node import Waits, _steady
 
 
 class Clock:
@@ -58,13 +59,14 @@ def test_one_that_stays_away_is_an_error_after_its_time() -> None:
     assert clock.now == 10.0
 
 
-def test_what_is_refused_is_not_asked_again() -> None:
+@pytest.mark.parametrize("error", [ApiError(422, "Invalid", "is wrong", where="x"), KubeconfigError("is not there")])
+def test_what_is_refused_is_not_asked_again(error: MyriadError) -> None:
     clock = Clock()
 
     def release() -> str:
-        raise ApiError(422, "Invalid", "is wrong", where="x")
+        raise error
 
-    with pytest.raises(ApiError):
+    with pytest.raises(type(error)):
         patient(release, 300.0, sleep=clock.sleep, clock=clock)
     assert clock.now == 0.0
 
