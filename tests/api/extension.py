@@ -88,6 +88,10 @@ class Replica:
         self._plane.stop(self.name, kill=kill)
 
 
+ALWAYS = {"MYRIAD_SCHEDULER_ATTACH": "always"}
+"""Queues ask the check from the start, not only while a gang waits."""
+
+
 def attached(api: Api) -> bool:
     spec = api.get(CLUSTER_QUEUES, "vision-h100")["spec"]
     return [c["name"] for c in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or []] == ["myriad"]

@@ -17,7 +17,7 @@ from typing import Any
 import apiserver
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
-from extension import ACCOUNT, SYSTEM, Replica, attached, rendered, rights
+from extension import ACCOUNT, SYSTEM, Replica, rendered, rights
 from test_jobs import IMAGE, MIRROR, NORMAL, myriad
 from test_jobs import rights as member_rights
 
@@ -151,7 +151,6 @@ def test_a_used_up_budget_holds_the_queue_until_the_next_period(
     settings = {"MYRIAD_SCHEDULER_LEDGER_URL": ledger, "MYRIAD_SCHEDULER_AUTH": "token",
                 "MYRIAD_SCHEDULER_TIMEZONE": "Noon"}  # fmt: skip
     first = Replica(plane, "ext-one", settings)
-    until(lambda: attached(api), timeout_s=60, what="the check is attached")
     leads_to(plane, api, first)
 
     # Both budgets are an hour, and these two spend 512 GPU-seconds each second.

@@ -22,6 +22,7 @@ import pytest
 from apiserver import PATIENCE, ControlPlane, check_object, fake_node, queue_objects, until
 from extension import (
     ACCOUNT,
+    ALWAYS,
     ROOT,
     SYSTEM,
     Replica,
@@ -74,7 +75,7 @@ def empty(api: Api) -> Iterator[None]:
 
 
 def start(plane: ControlPlane, api: Api) -> Replica:
-    started = Replica(plane, f"ext-{time.monotonic_ns()}", LEASE_S)
+    started = Replica(plane, f"ext-{time.monotonic_ns()}", {**LEASE_S, **ALWAYS})
     until(started.leads, timeout_s=90, what="the replica leads")
     until(lambda: attached(api), what="the check is attached")
     return started
@@ -210,6 +211,35 @@ def test_without_the_extension_jobs_go_on_unsteered_and_it_comes_back_by_itself(
         submit(plane, "steered-again", pods=1)
         view = admitted(api, "steered-again")
         assert view.check is not None and view.check.state == "Ready"
+    finally:
+        again.stop()
+
+
+def test_without_the_extension_people_are_told_though_it_held_nobody_up(plane: ControlPlane, api: Api) -> None:
+    """By default no queue asks the check while no gang waits: there is nothing to detach then, and no job is held."""
+    gone = Replica(plane, "ext-calm", LEASE_S)
+    until(gone.leads, timeout_s=90, what="the replica leads")
+    until(lambda: not attached(api) and not mark(api), timeout_s=30, what="no queue asks")
+    submit(plane, "before", pods=1)
+    assert admitted(api, "before").check is None
+    gone.stop(kill=True)
+    said = dead_man(plane)
+    assert "no ClusterQueue asks the check, nothing to detach; gangs go on unsteered" in said, said
+    since = mark(api)
+    assert since and f"not steered   vision-h100   {since}" in status(plane)
+    assert dead_man(plane) == "no ClusterQueue asks the check: nothing to detach\n"
+    assert mark(api) == since
+    again = Replica(plane, "ext-calm-again", LEASE_S)
+    try:
+        until(lambda: not mark(api), timeout_s=90, what="the mark is taken away")
+        until(lambda: "not steered" not in status(plane), timeout_s=30, what="it says nothing of it any more")
+        submit(plane, "holder", pods=7)
+        admitted(api, "holder")
+        submit(plane, "waits", pods=4)
+        view = until(
+            lambda: (v := look(api, "waits")) and v.check and v, timeout_s=30, what="a gang waits: it is asked"
+        )
+        assert attached(api) and not view.quota_reserved and not look(api, "before").evicted  # type: ignore[union-attr]
     finally:
         again.stop()
 

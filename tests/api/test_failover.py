@@ -20,7 +20,7 @@ import httpx
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
 from bookings import Bookings, moment_of, watched
-from extension import ACCOUNT, SYSTEM, Replica, attached, lease, rights
+from extension import ACCOUNT, ALWAYS, SYSTEM, Replica, attached, lease, rights
 
 from myriad.kube.client import Api, connect
 from myriad.kube.kinds import JOBS, WORKLOADS
@@ -80,6 +80,7 @@ class Pair:
         folder.mkdir(exist_ok=True)
         settings = {
             **LEASE_S,
+            **ALWAYS,
             "MYRIAD_SCHEDULER_LEDGER_URL": self._url,
             "MYRIAD_SCHEDULER_DECISIONS": str(folder / "decisions.jsonl"),
         }

@@ -7,13 +7,14 @@ Five pools side by side, ten rounds in each: one Kueue, one extension, so they g
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,7 @@ from extension import ACCOUNT, SYSTEM, Replica, rights
 from kubelets import ENDS_AFTER
 
 from myriad.kube.client import Api, connect
-from myriad.kube.kinds import CLUSTER_QUEUES, JOBS, WORKLOADS
-from myriad.scheduler.attach import is_attached
+from myriad.kube.kinds import JOBS, WORKLOADS
 from myriad.scheduler.job_facts import told_of
 
 Json = dict[str, Any]
@@ -64,7 +64,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         ]
         running.apply([SYSTEM, *nodes, *queues, *classes, check_object(), *rights()])
         running.wait_for_nodes(90)
-        Replica(running, "ext-pairs")
+        extension = Replica(running, "ext-pairs")
+        until(extension.leads, timeout_s=90, what="it leads")
         yield running
 
 
@@ -122,6 +123,8 @@ class Outcome:
     took_s: float = 0.0
     loser: str = ""
     """The one that ran later: it came second, or was made to leave."""
+    ends: dict[str, Json] = field(default_factory=dict)
+    """The last status of each job and Workload."""
 
 
 def draw(rng: random.Random, pool: str, number: int) -> tuple[list[Drawn], float]:
@@ -180,6 +183,7 @@ def play(plane: ControlPlane, api: Api, bookings: Bookings, gangs: list[Drawn], 
     together = sum(held(b) for b in mine)
     assert spans[1][0] >= spans[0][1] or 0 < together <= POOL_GPUS, (gangs, spans, together)
     outcome.took_s = time.monotonic() - began
+    outcome.ends = {b["metadata"]["name"]: b.get("status") or {} for b in (*bodies, *mine)}
     for gang in gangs:
         api.delete(JOBS, gang.name, namespace=gang.namespace)
     return outcome
@@ -203,7 +207,6 @@ def completed(job: Json) -> bool:
 
 
 def test_a19_two_gangs_of_sixty_percent_never_hold_each_other_up(plane: ControlPlane, api: Api) -> None:
-    until(lambda: all(is_attached(q, "myriad") for q in api.list(CLUSTER_QUEUES)[0]), timeout_s=90, what="steered")
     watcher = connect(plane.kubeconfig)
     played: list[Outcome] = []
     with watched(watcher) as bookings:
@@ -213,7 +216,7 @@ def test_a19_two_gangs_of_sixty_percent_never_hold_each_other_up(plane: ControlP
             for number in range(ROUNDS):
                 gangs, apart_s = draw(rng, pool, number)
                 outcome = play(plane, api, bookings, gangs, apart_s)
-                print([(g.namespace, g.pods, g.gpus, g.urgent) for g in gangs], outcome)
+                print([(g.namespace, g.pods, g.gpus, g.urgent) for g in gangs], replace(outcome, ends={}))
                 judge(gangs, outcome, bookings)
                 played.append(outcome)
                 until(partial(gone, api, gangs), timeout_s=90, what="the round is cleared away")
@@ -237,7 +240,9 @@ def judge(gangs: list[Drawn], outcome: Outcome, bookings: Bookings) -> None:
     amounts = {str(number) for gang in gangs for number in (gang.total, gang.pods, POOL_GPUS - gang.total)}
     # The winner may be told of a step of Kueue's that it stands between; it waits for nobody.
     texts = outcome.told.get(outcome.loser, set())
-    assert any(amounts & set(re.findall(r"\d+", text)) for text in texts), (gangs, outcome)
+    assert any(amounts & set(re.findall(r"\d+", text)) for text in texts), (
+        f"{gangs} {outcome.told} {json.dumps(outcome.ends)}"
+    )
 
 
 def gone(api: Api, gangs: list[Drawn]) -> bool:

@@ -13,7 +13,7 @@ import apiserver
 import httpx
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, gang_job, queue_objects, until
-from extension import ACCOUNT, SYSTEM, Replica, attached, rights
+from extension import ACCOUNT, SYSTEM, Replica, rights
 
 from myriad.kube.client import Api, connect
 from myriad.kube.kinds import NODES, WORKLOADS
@@ -61,8 +61,8 @@ def views(api: Api) -> dict[str, WorkloadView]:
 
 def test_c20_a_starving_gang_gets_a_domain_that_others_leave_alone(plane: ControlPlane) -> None:
     api = connect(plane.kubeconfig)
-    Replica(plane, "ext-one", SETTINGS)
-    until(lambda: attached(api), what="the check is attached")
+    first = Replica(plane, "ext-one", SETTINGS)
+    until(first.leads, what="the first leads")
     # One block is held by jobs that end soon by their limit, the other by jobs without one; one node is free.
     pin = {f"soon{i}": {"kubernetes.io/hostname": f"n0{i}"} for i in range(4)}
     pin |= {f"long{i}": {"kubernetes.io/hostname": f"n1{i}"} for i in range(3)}
@@ -114,7 +114,7 @@ def test_without_the_brake_a_domain_is_kept_when_nobody_knows_yet_what_is_wrong(
     """With it a new leader taints nothing for a minute; without it it does, and everything says so."""
     api = connect(plane.kubeconfig)
     careful = Replica(plane, "ext-on")
-    until(lambda: attached(api), what="the check is attached")
+    until(careful.leads, what="it leads")
     plane.apply([job(f"held{i}", limit_s=600, nodeSelector={"kubernetes.io/hostname": f"n0{i}"}) for i in range(4)])
     plane.apply([job(f"long{i}", nodeSelector={"kubernetes.io/hostname": f"n1{i}"}) for i in range(3)])
     until(lambda: sum(v.admitted for v in views(api).values()) == 7, what="the nodes are held")

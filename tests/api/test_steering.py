@@ -19,7 +19,7 @@ import apiserver
 import httpx
 import pytest
 from apiserver import ControlPlane, check_object, fake_node, queue_objects, until
-from extension import ACCOUNT, ROOT, SYSTEM, Replica, admitted, attached, delete_job, look, rights, submit
+from extension import ACCOUNT, ALWAYS, ROOT, SYSTEM, Replica, admitted, attached, delete_job, look, rights, submit
 
 from myriad.kube.client import Api
 from myriad.kube.kinds import JOBS, LEASES, NODES, PODS, WORKLOADS
@@ -48,7 +48,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @pytest.fixture
 def replica(plane: ControlPlane, api: Api) -> Iterator[Replica]:
     """A fresh replica that leads and has attached the check."""
-    started = Replica(plane, f"ext-{time.monotonic_ns()}")
+    started = Replica(plane, f"ext-{time.monotonic_ns()}", ALWAYS)
     until(started.leads, what="the replica leads")
     until(lambda: attached(api), what="the check is attached")
     yield started
@@ -221,7 +221,7 @@ def test_a_gang_that_kueue_parked_with_an_old_selector_is_not_forgotten(
     until(lambda: (v := look(api, "parked")) and "topology" in v.quota_message, what="Kueue parks it")
     time.sleep(3)
     assert not look(api, "parked").quota_reserved  # type: ignore[union-attr]
-    again = Replica(plane, "ext-again")
+    again = Replica(plane, "ext-again", ALWAYS)
     try:
         assert rack_of(api, admitted(api, "parked").nodes) != {target}
         log = again.log.read_text()
@@ -291,7 +291,7 @@ def test_detaching_lets_everybody_go_and_attaching_again_evicts_nobody(
     assert done.returncode == 0 and "vision-h100" in done.stdout, done.stderr
     assert not attached(api)
     assert admitted(api, "held").check is None
-    again = Replica(plane, "ext-attach")
+    again = Replica(plane, "ext-attach", ALWAYS)
     try:
         until(lambda: attached(api), what="the check is attached again")
         until(lambda: (v := look(api, "held")) and v.check and v.check.state == "Ready", what="its entry is answered")
@@ -303,7 +303,7 @@ def test_detaching_lets_everybody_go_and_attaching_again_evicts_nobody(
 
 
 def test_another_replica_goes_on(plane: ControlPlane, api: Api, replica: Replica) -> None:
-    other = Replica(plane, "ext-other")
+    other = Replica(plane, "ext-other", ALWAYS)
     try:
         until(lambda: httpx.get(f"http://127.0.0.1:{other.port}/readyz").status_code == 200, what="it is warm")
         assert not other.leads()
@@ -314,7 +314,7 @@ def test_another_replica_goes_on(plane: ControlPlane, api: Api, replica: Replica
         until(other.leads, what="the other leads")
         submit(plane, "after-handover")
         admitted(api, "after-handover")
-        third = Replica(plane, "ext-third")
+        third = Replica(plane, "ext-third", ALWAYS)
         try:
             until(lambda: httpx.get(f"http://127.0.0.1:{third.port}/readyz").status_code == 200, what="it is warm")
             os.kill(plane.processes["ext-other"].pid, signal.SIGKILL)
@@ -326,3 +326,37 @@ def test_another_replica_goes_on(plane: ControlPlane, api: Api, replica: Replica
             third.stop()
     finally:
         other.stop()
+
+
+def test_by_default_a_queue_asks_while_a_gang_waits_and_stops_when_none_has_for_a_while(
+    plane: ControlPlane, api: Api
+) -> None:
+    """Attaching and detaching write no job off: neither one that runs, nor one that runs where it was steered to."""
+    replica = Replica(plane, "ext-default", {"MYRIAD_SCHEDULER_DETACH_AFTER_S": "5"})
+    try:
+        until(replica.leads, what="it leads")
+        until(lambda: not attached(api), timeout_s=60, what="no gang waits: no queue asks")
+        submit(plane, "first")
+        assert admitted(api, "first").check is None
+        (record,) = until(lambda: replica.records("first", "assigned"), what="what TAS did is recorded")
+        assert record["agree"] in (True, False), "and compared with the own plan"
+        submit(plane, "second")
+        view = steered(api, "second")
+        assert attached(api) and not view.quota_reserved
+        (update,) = view.check.updates if view.check else ()
+        (target,) = update.node_selector.values()
+        first = until(lambda: (v := look(api, "first")) and v.check and v, what="the running one has an entry now")
+        assert first.admitted and not first.evicted
+        delete_job(api, "first")
+        view = admitted(api, "second")
+        assert rack_of(api, view.nodes) == {target}
+        pods = {p["metadata"]["uid"] for p in api.list(PODS, namespace="vision")[0] if p["spec"].get("nodeName")}
+        until(lambda: not attached(api), timeout_s=30, what="none waits any more: the queue stops asking")
+        view = until(lambda: (v := look(api, "second")) and v.check is None and v, what="Kueue drops the entry")
+        assert view.admitted and not view.evicted
+        time.sleep(3)
+        now = {p["metadata"]["uid"] for p in api.list(PODS, namespace="vision")[0] if p["spec"].get("nodeName")}
+        assert now >= pods, "its pods are the same"
+        assert real_nodes(api, "second", 4) == view.nodes
+    finally:
+        replica.stop()

@@ -80,7 +80,15 @@ def test_an_extension_that_is_gone_holds_nobody_up(lab: Any, api: Api) -> None:
     def scale(count: int) -> None:
         lab.kubectl("-n", "myriad-system", "scale", "deployment", "myriad-scheduler", f"--replicas={count}")
 
-    assert queues(api) and all(is_attached(queue, "myriad") for queue in queues(api))
+    def set_env(value: str) -> None:
+        name = ("-n", "myriad-system", "deployment/myriad-scheduler")
+        lab.kubectl("set", "env", *name, f"MYRIAD_SCHEDULER_ATTACH{value}")
+        lab.kubectl("rollout", "status", *name, "--timeout=180s")
+
+    # By default a queue asks while a gang waits in it; here all do, as on a site where one always waits.
+    set_env("=always")
+    assert queues(api)
+    until(lambda: all(is_attached(queue, "myriad") for queue in queues(api)), "every queue asks the check")
     deployment = lab.kubectl("-n", "myriad-system", "get", "deployment", "myriad-scheduler", "-o=json")
     replicas = json.loads(deployment)["spec"]["replicas"]
     scale(0)
@@ -101,3 +109,4 @@ def test_an_extension_that_is_gone_holds_nobody_up(lab: Any, api: Api) -> None:
     assert view is not None and view.admitted and not view.evicted
     assert "not steered" not in status()
     lab.kubectl("-n", GANG.namespace, "delete", "job", GANG.name, "--wait=false")
+    set_env("-")

@@ -146,11 +146,17 @@ def test_in_shadow_the_extension_takes_its_check_back_and_says_so(lab: Lab) -> N
     deployment = ("-n", "myriad-system", "deployment/myriad-scheduler")
     rollout = ("rollout", "status", *deployment, "--timeout=180s")
     try:
+        # By default a queue asks while a gang waits in it: here all do, so that there is something to take back.
+        lab.kubectl("set", "env", *deployment, "MYRIAD_SCHEDULER_ATTACH=always")
+        lab.kubectl(*rollout)
+        assert attached(lab, wanted=True)
         lab.kubectl("set", "env", *deployment, "MYRIAD_SCHEDULER_SHADOW=true")
         lab.kubectl(*rollout)
         assert not attached(lab, wanted=False)
         assert "in shadow" in myriad("status", "--kubeconfig", KUBECONFIG)
-    finally:
         lab.kubectl("set", "env", *deployment, "MYRIAD_SCHEDULER_SHADOW-")
         lab.kubectl(*rollout)
-    assert attached(lab, wanted=True)
+        assert attached(lab, wanted=True)
+    finally:
+        lab.kubectl("set", "env", *deployment, "MYRIAD_SCHEDULER_SHADOW-", "MYRIAD_SCHEDULER_ATTACH-")
+        lab.kubectl(*rollout)

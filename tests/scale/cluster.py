@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "api"))
 
@@ -24,8 +26,8 @@ from myriad.bench.scheduling import kwok  # noqa: E402
 from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
 from myriad.errors import MyriadError  # noqa: E402
 from myriad.kube.client import Api, ApiError, connect  # noqa: E402
-from myriad.kube.kinds import CLUSTER_QUEUES, NODES, Resource  # noqa: E402
-from myriad.scheduler.attach import is_ours  # noqa: E402
+from myriad.kube.kinds import ADMISSION_CHECKS, NODES, Resource  # noqa: E402
+from myriad.scheduler.attach import is_active  # noqa: E402
 
 Json = dict[str, Any]
 
@@ -161,7 +163,7 @@ def start_extension(
     plane: Any, api: Api, *, timeout_s: float = 600.0, settings: Mapping[str, str] | None = None
 ) -> str:
     """One replica with the rights of its service account and, but for these, the defaults of its settings; wait until
-    it has attached its check to all queues. Returns the address of its page."""
+    it leads and its check is active. Returns the address of its page."""
     port = apiserver._free_port()
     records = Path(tempfile.mkdtemp(prefix="records-", dir=plane.work))
     environment = {
@@ -175,16 +177,21 @@ def start_extension(
     }
     plane.start("extension", [sys.executable, "-m", "myriad.scheduler"], environment)
 
-    def attached() -> bool:
-        ours = [q for q in api.list(CLUSTER_QUEUES)[0] if is_ours(q)]
-        return all((q["spec"].get("admissionChecksStrategy") or {}).get("admissionChecks") for q in ours)
+    page = f"http://127.0.0.1:{port}"
+
+    def leads() -> bool:
+        try:
+            said = httpx.get(f"{page}/v1/status", timeout=5).json()["extension"]
+        except (httpx.HTTPError, ValueError, KeyError):
+            return False
+        return bool(said["this_replica_leads"]) and is_active(api.get(ADMISSION_CHECKS, "myriad"))
 
     try:
-        wait_for(attached, timeout_s, "the extension has attached its check")
+        wait_for(leads, timeout_s, "the extension leads")
     except MyriadError as error:
         last = (plane.work / "logs" / "extension.log").read_text().splitlines()[-5:]
         raise MyriadError("\n  ".join([error.message, *last]), where="the extension") from error
-    return f"http://127.0.0.1:{port}"
+    return page
 
 
 def processor_s(plane: Any) -> dict[str, float]:

@@ -56,15 +56,19 @@ class Watch:
 def run(api: Api, settings: Settings) -> int:
     """One run of the CronJob; the exit code."""
     attached = [q["metadata"]["name"] for q in api.list(CLUSTER_QUEUES)[0] if entry_of(q, settings.admission_check)]
-    if not attached:
+    if not attached and detached(api.find(ADMISSION_CHECKS, settings.admission_check)):
         print("no ClusterQueue asks the check: nothing to detach")
         return 0
     found = watch(api, settings)
     if found.alive:
         print(found.says)
         return 0
-    print(f"{found.says}: detaching the check from {', '.join(attached)}")
     mark(api, settings.admission_check)
+    if not attached:
+        # Nobody is held up, and yet people are told: no gang that waits from now on is led anywhere.
+        print(f"{found.says}: no ClusterQueue asks the check, nothing to detach; gangs go on unsteered")
+        return 0
+    print(f"{found.says}: detaching the check from {', '.join(attached)}")
     done, kept = detach_all(api, settings.admission_check)
     print(f"detached from {len(done)} ClusterQueues; they go on unsteered until the extension is back")
     if kept:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
-from myriad.scheduler import deadman
+from myriad.kube.kinds import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
+from myriad.scheduler.asking import mark_of, unsteered
 from myriad.scheduler.attach import is_attached, is_ours
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.causes import Evidence
@@ -298,6 +298,7 @@ def queue_report(cache: Cache, team: str = "", *, now: datetime | None = None) -
     snapshot = cache.snapshot()
     waiting = cache.waiting()
     report = []
+    left_alone = set(unsteered(cache))
     for queue in sorted(cache.listing(CLUSTER_QUEUES), key=lambda q: str(q["metadata"]["name"])):
         name = queue["metadata"]["name"]
         labels = queue["metadata"].get("labels") or {}
@@ -342,7 +343,8 @@ def queue_report(cache: Cache, team: str = "", *, now: datetime | None = None) -
                 "used_gpus": amounts["used"],
                 "borrowed_gpus": amounts["borrowed"],
                 "lent_by_others_now": _lent_now(cache, queue),
-                "steered": is_attached(queue, cache.check_name),
+                "steered": name not in left_alone,
+                "asks": is_attached(queue, cache.check_name),
                 "running": running,
                 "waiting": jobs,
             }
@@ -378,7 +380,7 @@ def status_report(cache: Cache) -> Json:
             }
         )
     queues = [q for q in cache.listing(CLUSTER_QUEUES) if is_ours(q)]
-    unsteered = sorted(q["metadata"]["name"] for q in queues if not is_attached(q, cache.check_name))
+    left_alone = unsteered(cache)
     views = cache.views()
     return {
         "nodes": nodes,
@@ -389,8 +391,8 @@ def status_report(cache: Cache) -> Json:
         "jobs_running": sum(v.quota_reserved and not v.finished for v in views),
         "jobs_waiting": sum(v.waiting for v in views),
         "queues": len(queues),
-        "queues_not_steered": unsteered,
-        "unsteered": deadman.detached(cache.object(ADMISSION_CHECKS, cache.check_name)) if unsteered else "",
+        "queues_not_steered": left_alone,
+        "unsteered": mark_of(cache) if left_alone else "",
         "fits_now": [
             {"tier": f.tier, "place": place(f.domain), "whole_nodes": f.nodes, "gpus": f.gpus}
             for f in fragmentation(snapshot)

@@ -300,6 +300,13 @@ def meter(used: int, nominal: int, text: str) -> str:
     return f'<meter min="0" max="{max(nominal, used, 1)}" value="{used}" aria-hidden="true"></meter> {escape(text)}'
 
 
+def steered(queue: Json) -> str:
+    """Whether gangs of a queue are steered, as the table says it."""
+    if not queue["steered"]:
+        return "<strong class=bad>no</strong>"
+    return "yes" if queue["asks"] else "when a gang waits"
+
+
 def _quotas(report: Sequence[Json], others: Json) -> str:
     rows: list[tuple[str, Sequence[str]]] = []
     for q in report:
@@ -315,7 +322,7 @@ def _quotas(report: Sequence[Json], others: Json) -> str:
             str(q["lent_by_others_now"]),
             str(running),
             str(waiting),
-            "yes" if q["steered"] else "<strong class=bad>no</strong>",
+            steered(q),
         ]
         rows.append((q["cluster_queue"], cells))
     heads = ["team", "pool", "GPUs in use", "borrowed#", "left#", "to borrow now#", "running#", "waiting#", "steered"]

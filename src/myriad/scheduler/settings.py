@@ -51,6 +51,9 @@ class Settings:
         auth_user_prefix, auth_groups_prefix: put before its names, as the API server does with those of OIDC.
         auth_proxy_secret: the file with the secret that the proxy sends in X-Myriad-Proxy-Secret.
         peer_token: the file with the token that this replica shows the other one.
+        attach: when a ClusterQueue asks the check: "waiting" (while a gang waits in it, or a domain of its pool is
+            kept for one) or "always". See docs/adr/0051.
+        detach_after_s: with "waiting" it goes on asking so long after the last gang waited.
         shadow: plan, record and explain, and change nothing: no check is attached, no selector set, no node tainted, no
             job told, shielded or held. What an earlier run without it has set is taken back.
         page_url: where people reach the page; notices lead there. Empty: they name the command instead.
@@ -88,6 +91,8 @@ class Settings:
     auth_proxy_secret: str = ""
     peer_token: Path = Path("/var/run/secrets/myriad.dev/page/token")
     page_url: str = ""
+    attach: str = "waiting"
+    detach_after_s: float = 300.0
     shadow: bool = False
 
     @classmethod
@@ -113,6 +118,10 @@ class Settings:
             raise InputError(
                 "retry_period_s < renew_deadline_s < lease_duration_s does not hold",
                 hint="two leaders could write at once; the defaults are 2, 10 and 15 seconds",
+            )
+        if settings.attach not in ("waiting", "always"):
+            raise InputError(
+                f'{settings.attach!r} is not a value for it ("waiting" or "always")', where=f"{_PREFIX}ATTACH"
             )
         return settings
 

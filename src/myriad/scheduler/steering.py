@@ -21,6 +21,7 @@ from myriad.errors import MyriadError
 from myriad.kube.client import FIELD_MANAGER, Api, ApiError
 from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, NODES, WORKLOADS
 from myriad.scheduler import attach, deadman
+from myriad.scheduler.asking import Asking
 from myriad.scheduler.cache import Cache
 from myriad.scheduler.decisions import assigned_record, inputs_hash, record_of, utc_now
 from myriad.scheduler.events import EventSink
@@ -45,6 +46,8 @@ Json = dict[str, Any]
 _LET_IN_S = 0.2
 _LOOKED_AT_S = 3.0
 """Of a gang that Kueue has said nothing of for so long it does not think just now."""
+_FRESH_S = 60.0
+"""After a restart what TAS did with gangs that have long been running is compared with nothing."""
 _WRITERS = 8
 """Writes that are under way at a time: enough for an API server that takes 50 ms, few beside its hundreds of seats."""
 
@@ -121,6 +124,7 @@ class Steering:
         self._hands = ThreadPoolExecutor(_WRITERS, thread_name_prefix="writes")
         self._telling: list[Future[bool]] = []
         self._let_in_at = float("-inf")
+        self._asking = Asking(settings.attach, settings.detach_after_s, clock=clock)
 
     def run_pass(self) -> int:
         """One pass over all Workloads; the number of changes written."""
@@ -148,7 +152,7 @@ class Steering:
     # The check
 
     def _keep_attached(self) -> int:
-        """Active first, then the queues: a queue whose check is inactive stops."""
+        """Active first, then the queues in which gangs wait: a queue whose check is inactive stops."""
         name = self._settings.admission_check
         check = self._cache.object(ADMISSION_CHECKS, name)
         if check is None:
@@ -161,13 +165,16 @@ class Steering:
             attach.set_active(self._api, check)
             return 1
         written = 0
+        wanted = self._asking.wanted(self._cache, datetime.now(UTC))
         for queue in self._cache.listing(CLUSTER_QUEUES):
-            if (
-                attach.is_ours(queue)
-                and not attach.is_attached(queue, name)
-                and not queue["metadata"].get("deletionTimestamp")
-            ):
+            asks = wanted.get(queue["metadata"]["name"])
+            if asks is None or queue["metadata"].get("deletionTimestamp"):
+                continue
+            if asks and not attach.is_attached(queue, name):
                 attach.attach(self._api, queue, name)
+                written += 1
+            elif not asks and attach.entry_of(queue, name) is not None:
+                attach.detach(self._api, queue)
                 written += 1
         return written + deadman.unmark(self._api, check)
 
@@ -220,7 +227,8 @@ class Steering:
         """What TAS did with a gang that holds quota."""
         memory = self._remember(view)
         planned = memory.plan
-        if planned is None and memory.write is not None and view.nodes:
+        fresh = memory.write is not None or seconds_since(view.reserved_at, datetime.now(UTC)) < _FRESH_S
+        if planned is None and fresh and view.nodes and view.nodes != memory.assigned:
             # TAS was faster than we: what would the planner have done with the nodes as they were?
             planned = self._plan_without(view)
         memory.write = None
@@ -327,6 +335,8 @@ class Steering:
                     written += self._refuse(view, refusal.sentence)
                     continue
                 written += self._no_longer_refused(view)
+                if view.check is None:
+                    continue  # its queue does not ask
                 wish = self._wish(view, planning)
                 # Kueue looks at a new gang at once, with or without us: a selector that comes meanwhile comes too late.
                 write = next_write(view, wish) if self._was_looked_at(view) else None

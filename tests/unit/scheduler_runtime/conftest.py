@@ -124,6 +124,11 @@ class FakeApi:
             assert kind == "apply" and set(body["spec"]) <= {"admissionChecksStrategy"}, "one field of a ClusterQueue"
             new["spec"].pop("admissionChecksStrategy", None)
             new["spec"].update(body["spec"])
+        elif resource is ADMISSION_CHECKS and subresource is None:
+            assert set(body["metadata"]) == {"annotations"}, "the mark of the dead-man alone"
+            for key, value in body["metadata"]["annotations"].items():
+                assert value is None
+                new["metadata"]["annotations"].pop(key, None)
         elif resource is ADMISSION_CHECKS:
             assert subresource == "status"
             new["status"] = body["status"]
@@ -292,7 +297,7 @@ def pod(
 class World:
     """A cluster in memory with a cache that follows it and one replica's steering."""
 
-    def __init__(self, book: RecordBook) -> None:
+    def __init__(self, book: RecordBook, attach: str = "always") -> None:
         self.now = 1000.0
         self.api = FakeApi()
         self.book = book
@@ -301,7 +306,7 @@ class World:
         self.steering = Steering(
             api=self.api,  # type: ignore[arg-type]
             cache=self.cache,
-            settings=Settings(identity="test"),
+            settings=Settings(identity="test", attach=attach),
             decisions=book,
             events=EventSink(self.api, interval_s=60, clock=lambda: self.now),  # type: ignore[arg-type]
             metrics=self.metrics,
@@ -357,6 +362,17 @@ def world(tmp_path: Any) -> Iterator[World]:
     made = World(RecordBook(log))
     made.run()
     made.api.writes.clear()
+    yield made
+    log.close()
+
+
+@pytest.fixture
+def on_demand(tmp_path: Any) -> Iterator[World]:
+    """The same as it is by default: the queue asks the check while a gang waits in it."""
+    log = DecisionLog(tmp_path / "decisions.jsonl", fsync="never")
+    made = World(RecordBook(log), attach="waiting")
+    made.run()
+    assert not made.api.writes
     yield made
     log.close()
 

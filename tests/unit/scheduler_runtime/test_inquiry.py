@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from myriad.kube.kinds import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
+import pytest
+
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, NODES, PODS, WORKLOADS
+from myriad.scheduler.deadman import DETACHED_AT
 from myriad.scheduler.inquiry import Evidence, queue_report, quota_view, status_report, why_job
 
 NOW = datetime(2026, 1, 1, 1, 0, tzinfo=UTC)
@@ -115,4 +118,25 @@ def test_status_tells_nodes_that_take_no_work(world: Any, make: Any) -> None:
     assert first["gate"] == "closed" and not first["takes_work"] and first["place"] == "hall1/b1/r0"
     assert report["queues_not_steered"] == []
     world.put(CLUSTER_QUEUES, make.cluster_queue("speech-h100"))
-    assert status_report(world.cache)["queues_not_steered"] == ["speech-h100"]
+    assert status_report(world.cache)["queues_not_steered"] == [], "nobody waits there"
+    check = world.api.get(ADMISSION_CHECKS, "myriad")
+    check["metadata"]["annotations"] = {DETACHED_AT: "2026-11-30T12:00:00Z"}
+    world.put(ADMISSION_CHECKS, check)
+    report = status_report(world.cache)
+    assert report["queues_not_steered"] == ["speech-h100"] and "since 2026-11-30T12:00:00Z" in report["unsteered"]
+
+
+@pytest.mark.parametrize(("pods", "message", "is_named"), [
+    (2, "insufficient unused quota", True), (1, "insufficient unused quota", False), (2, "", False),
+    (1, "topology \"myriad\" doesn't allow to fit any of 1 pod(s)", True),
+])  # fmt: skip
+def test_a_queue_in_which_a_gang_waits_and_that_asks_nobody_is_named(
+    world: Any, make: Any, pods: int, message: str, is_named: bool
+) -> None:
+    queue = make.cluster_queue()
+    world.put(CLUSTER_QUEUES, queue)
+    refused = {"QuotaReserved": ("False", message)} if message else {}
+    world.put(WORKLOADS, make.workload("a", pods=pods, state=None, conditions=refused))
+    assert status_report(world.cache)["queues_not_steered"] == (["vision-h100"] if is_named else [])
+    (entry,) = queue_report(world.cache)
+    assert (entry["steered"], entry["asks"]) == (not is_named, False)

@@ -14,10 +14,11 @@ import httpx
 from myriad.agent.report import Record, own_taints
 from myriad.errors import MyriadError
 from myriad.kube.client import Api
-from myriad.kube.kinds import CLUSTER_QUEUES, DEPLOYMENTS, LEASES, NODES, PODS, WORKLOADS
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, DEPLOYMENTS, LEASES, NODES, PODS, WORKLOADS
 from myriad.lab.soak.inject import LEASE, Nodes
 from myriad.lab.soak.seen import CHECK, Charge, Look, NodeSeen, devices_seen, moment, pods_seen, workloads_seen
 from myriad.lab.state import LabPaths
+from myriad.scheduler import deadman
 from myriad.scheduler.attach import is_attached, is_ours
 from myriad.scheduler.policy import NAMESPACE as SYSTEM
 
@@ -99,6 +100,7 @@ class Observer:
         lease = (self._api.find(LEASES, LEASE, namespace=SYSTEM) or {}).get("spec") or {}
         extension = self._api.find(DEPLOYMENTS, LEASE, namespace=SYSTEM) or {}
         wanted = (extension.get("spec") or {}).get("replicas", 0)
+        gone = bool(deadman.detached(self._api.find(ADMISSION_CHECKS, CHECK)))
         queues = [queue for queue in self._api.list(CLUSTER_QUEUES)[0] if is_ours(queue)]
         return Look(
             at=at,
@@ -109,7 +111,9 @@ class Observer:
             leader=str(lease.get("holderIdentity") or ""),
             renewed=moment(lease.get("renewTime")),
             is_extension_ready=(extension.get("status") or {}).get("readyReplicas", 0) == wanted > 0,
-            unsteered=tuple(str(queue["metadata"]["name"]) for queue in queues if not is_attached(queue, CHECK)),
+            unsteered=tuple(
+                str(queue["metadata"]["name"]) for queue in queues if gone and not is_attached(queue, CHECK)
+            ),
             has_registry=self._has_registry(),
             devices=self._devices() if with_devices else {},
             ended=time.time(),

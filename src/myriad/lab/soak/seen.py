@@ -114,7 +114,7 @@ class Look:
         ended: when the last answer had come.
         leader, renewed: who leads the extension, and when that was renewed last.
         is_extension_ready: every replica that is wanted is ready.
-        unsteered: ClusterQueues that do not ask the extension's check.
+        unsteered: ClusterQueues from which the dead-man has detached the extension's check.
         has_registry: the registry answers.
         devices: node -> device -> uids of the pods to which its kubelet gave it. Without nodes not asked.
     """

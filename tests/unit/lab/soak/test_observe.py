@@ -48,6 +48,7 @@ class Cluster:
         self.is_away = False
         self.queues = [QUEUE, {"metadata": {"name": "of-others"}, "spec": {}}]
         self.deployment: Json = DEPLOYMENT
+        self.check: Json = {"metadata": {"name": "myriad"}}
         self.asked: list[str] = []
 
     def answer(self, request: httpx.Request) -> httpx.Response:
@@ -67,6 +68,8 @@ class Cluster:
             ))  # fmt: skip
         if last in lists:
             return httpx.Response(200, json={"items": lists[last], "metadata": {}})
+        if "/admissionchecks/" in path:
+            return httpx.Response(200, json=self.check)
         return httpx.Response(200, json=LEASE if "/leases/" in path else self.deployment)
 
 
@@ -120,12 +123,15 @@ def test_a_look_has_everything_and_asks_for_each_kind_once(cluster: Cluster, reg
     assert (look.leader, look.renewed, look.is_extension_ready) == ("ext-1", 1796040005.0, True)
     assert look.unsteered == () and look.has_registry
     assert look.devices == {"gpu1": {"GPU-0": {"p0"}}}, "a node that does not run has none"
-    assert len(cluster.asked) == len(set(cluster.asked)) == 6 and cluster.asked[0].endswith("/nodes")
+    assert len(cluster.asked) == len(set(cluster.asked)) == 7 and cluster.asked[0].endswith("/nodes")
 
 
 def test_what_is_missing_is_seen(cluster: Cluster, registry: str, tmp_path: Path) -> None:
     cluster.queues = [{**QUEUE, "spec": {**QUEUE["spec"], "admissionChecksStrategy": {}}}]
     cluster.deployment = {**DEPLOYMENT, "status": {"readyReplicas": 1}}
+    at_rest = observer(cluster, "http://127.0.0.1:9", tmp_path).look(with_devices=False)
+    assert at_rest.unsteered == (), "a queue asks where a gang waits"
+    cluster.check = {"metadata": {"name": "myriad", "annotations": {"myriad.dev/detached-at": "2026-11-30T12:00:00Z"}}}
     look = observer(cluster, "http://127.0.0.1:9", tmp_path).look(with_devices=False)
     assert look.unsteered == ("vision-h100",) and not look.is_extension_ready and not look.has_registry
     assert look.devices == {}

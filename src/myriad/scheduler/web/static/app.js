@@ -147,7 +147,7 @@
     ], { order: byQueue, keep: (r) => r.phase !== "waiting" }),
     quotas: new Table("quotas", (key, q) => [
       q.team || key, q.pool, meter(q.used_gpus, q.nominal_gpus), q.borrowed_gpus, Math.max(0, q.nominal_gpus - q.used_gpus),
-      q.lent_by_others_now, q.running, q.waiting, q.steered ? "yes" : [strong("no")],
+      q.lent_by_others_now, q.running, q.waiting, q.steered ? (q.asks ? "yes" : "when a gang waits") : [strong("no")],
     ]),
     budgets: new Table("budgets", (key, b) => [
       b.project ? `${b.team}, project ${b.project}` : b.team, b.pool, b.period_name,
