@@ -217,12 +217,14 @@ def test_without_the_extension_jobs_go_on_unsteered_and_it_comes_back_by_itself(
 
 def test_without_the_extension_people_are_told_though_it_held_nobody_up(plane: ControlPlane, api: Api) -> None:
     """By default no queue asks the check while no gang waits: there is nothing to detach then, and no job is held."""
-    gone = Replica(plane, "ext-calm", LEASE_S)
-    until(gone.leads, timeout_s=90, what="the replica leads")
-    until(lambda: not attached(api) and not mark(api), timeout_s=30, what="no queue asks")
-    submit(plane, "before", pods=1)
-    assert admitted(api, "before").check is None
-    gone.stop(kill=True)
+    gone = Replica(plane, "ext-calm", {**LEASE_S, "MYRIAD_SCHEDULER_DETACH_AFTER_S": "2"})
+    try:
+        until(gone.leads, timeout_s=90, what="the replica leads")
+        until(lambda: not attached(api) and not mark(api), timeout_s=60, what="no queue asks")
+        submit(plane, "before", pods=1)
+        assert admitted(api, "before").check is None
+    finally:
+        gone.stop(kill=True)
     said = dead_man(plane)
     assert "no ClusterQueue asks the check, nothing to detach; gangs go on unsteered" in said, said
     since = mark(api)

@@ -1,7 +1,8 @@
 """The extension beside thousands of nodes and tens of thousands of pods, at rest and in storms. `make bench-storm`.
 
 One control plane of plain processes (the real API server, Kueue, controllers and kube-scheduler; kwok plays the nodes),
-nodes filled with pods by hand, and the extension with the defaults of its settings. Prints JSON lines:
+nodes filled with pods by hand, and the extension with the defaults of its settings, but for its check, which every
+queue asks as where a gang always waits. Prints JSON lines:
 
 - `start`: from the start of the process until its check is on every queue, its memory and processor time then, and how
   many requests it sent;
@@ -58,6 +59,8 @@ from tests.scale.cluster import (
 )
 
 Json = dict[str, Any]
+
+ASKED = {"MYRIAD_SCHEDULER_ATTACH": "always"}
 
 TEAM = "vision"
 FILLER = "filler"
@@ -354,7 +357,7 @@ def restart(scene: Scene, job: str) -> None:
     before = scene.page(f"/v1/why/{TEAM}/{job}")["first_cause"]
     scene.plane.stop("extension", kill=True)
     begun = time.monotonic()
-    scene.url = start_extension(scene.plane, scene.api)
+    scene.url = start_extension(scene.plane, scene.api, settings=ASKED)
 
     def same() -> bool:
         with suppress(httpx.HTTPError):
@@ -394,7 +397,7 @@ def run(options: argparse.Namespace) -> None:
             api, JOBS, apiserver.gang_job("holder", pods=7, gpus=1, namespace=TEAM, pool=POOL, nodeSelector=rack), TEAM
         )
         begun = time.monotonic()
-        scene.url = start_extension(plane, api)
+        scene.url = start_extension(plane, api, settings=ASKED)
         until_agrees(scene)
         series = scene.series()
         emit(
@@ -414,7 +417,7 @@ def run(options: argparse.Namespace) -> None:
         storms(scene, 1)
         plane.stop("extension")
         scene.brake = "off"
-        scene.url = start_extension(plane, api, settings={"MYRIAD_SCHEDULER_BRAKE": "false"})
+        scene.url = start_extension(plane, api, settings={**ASKED, "MYRIAD_SCHEDULER_BRAKE": "false"})
         until_agrees(scene)
         storms(scene, 2)
         for line in table(scene.seen):

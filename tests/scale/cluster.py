@@ -26,8 +26,8 @@ from myriad.bench.scheduling import kwok  # noqa: E402
 from myriad.bench.scheduling.judge import Site, percentile  # noqa: E402
 from myriad.errors import MyriadError  # noqa: E402
 from myriad.kube.client import Api, ApiError, connect  # noqa: E402
-from myriad.kube.kinds import ADMISSION_CHECKS, NODES, Resource  # noqa: E402
-from myriad.scheduler.attach import is_active  # noqa: E402
+from myriad.kube.kinds import ADMISSION_CHECKS, CLUSTER_QUEUES, NODES, Resource  # noqa: E402
+from myriad.scheduler.attach import is_active, is_attached, is_ours  # noqa: E402
 
 Json = dict[str, Any]
 
@@ -163,7 +163,7 @@ def start_extension(
     plane: Any, api: Api, *, timeout_s: float = 600.0, settings: Mapping[str, str] | None = None
 ) -> str:
     """One replica with the rights of its service account and, but for these, the defaults of its settings; wait until
-    it leads and its check is active. Returns the address of its page."""
+    it leads and its check is active, and asked by all queues where these say so. Returns the address of its page."""
     port = apiserver._free_port()
     records = Path(tempfile.mkdtemp(prefix="records-", dir=plane.work))
     environment = {
@@ -184,7 +184,13 @@ def start_extension(
             said = httpx.get(f"{page}/v1/status", timeout=5).json()["extension"]
         except (httpx.HTTPError, ValueError, KeyError):
             return False
-        return bool(said["this_replica_leads"]) and is_active(api.get(ADMISSION_CHECKS, "myriad"))
+        return bool(said["this_replica_leads"]) and is_active(api.get(ADMISSION_CHECKS, "myriad")) and asked()
+
+    def asked() -> bool:
+        ours = [q for q in api.list(CLUSTER_QUEUES)[0] if is_ours(q)]
+        return (settings or {}).get("MYRIAD_SCHEDULER_ATTACH") != "always" or all(
+            is_attached(q, "myriad") for q in ours
+        )
 
     try:
         wait_for(leads, timeout_s, "the extension leads")
