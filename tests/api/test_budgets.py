@@ -201,9 +201,9 @@ def test_a_used_up_budget_holds_the_queue_until_the_next_period(
     person.close()
     # Less than has been used beyond the budget since, or the queue would rightly be let go at once.
     code, text = myriad(
-        plane, "budget", "correct", "vision", "h100", "-0.25", "--why", "node g3 was broken", user=MEMBER
+        plane, "budget", "correct", "vision", "h100", "-0.1", "--why", "node g3 was broken", user=MEMBER
     )
-    assert code == 0 and f"-0.25 GPU-hours of vision in pool h100 recorded for {MEMBER}" in text, text
+    assert code == 0 and f"-0.1 GPU-hours of vision in pool h100 recorded for {MEMBER}" in text, text
     code, text = myriad(plane, "budget", "correct", "vision", "h200", "-1", "--why", "x")
     assert code == 1 and 'no pool is called "h200"' in text
 
@@ -229,7 +229,7 @@ def test_a_used_up_budget_holds_the_queue_until_the_next_period(
     assert code == 0, text
     report = json.loads(text)
     (row,) = [r for r in report["rows"] if r["team"] == "vision"]
-    assert row["corrected_h"] == -0.25 and row["used_h"] > 1 and row["charged_h"] == pytest.approx(row["used_h"] - 0.25)
+    assert row["corrected_h"] == -0.1 and row["used_h"] > 1 and row["charged_h"] == pytest.approx(row["used_h"] - 0.1)
     assert [(c["who"], c["why"]) for c in report["corrections"]] == [(MEMBER, "node g3 was broken")]
     # Charged once by two leaders, by Kueue's own times.
     (theirs,) = [r for r in report["rows"] if r["team"] == "speech"]
