@@ -3,7 +3,7 @@
 
 Every seed of every arm has a new control plane (etcd, API server, controller manager, scheduler, Kueue; plain
 processes on loopback; kwok plays the nodes), so none carries another's load. All arms of a seed get the same jobs at
-the same pace, and all clients of the API have the same limit of requests a second. The arms' order changes from seed to
+the same pace, once the cluster is at rest, and all clients of the API have the same limit of requests a second. The arms' order changes from seed to
 seed. What each does:
 
 - burst: jobs that stay are submitted at once into the empty cluster (workloads admitted a second);
@@ -42,6 +42,7 @@ from tests.scale.cluster import (
     FLAT,
     POOL,
     apiserver,
+    at_rest,
     cluster,
     create,
     end_when_told,
@@ -135,6 +136,7 @@ def play(options: argparse.Namespace, arm: str, seed: int, plane: Any, api: Api)
     set_quotas(api, queue, dict.fromkeys(TEAMS, options.nodes * 8 // len(TEAMS)))
     if arm == "myriad":
         start_extension(plane, api)
+    at_rest(plane)
     begun = time.monotonic()
     observed = Observed(api, {j.key: j.pods for j in (*jobs.burst, *jobs.churn, *jobs.pending, *jobs.probes)})
     observed.start()

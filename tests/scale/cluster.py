@@ -37,6 +37,9 @@ FLAT = "flat"
 CREATORS = 4
 """Threads that create objects."""
 ATTEMPTS = 5
+_LOOK_S = 3.0
+_REST = 0.25
+"""Of a processor that all processes of a cluster take together at rest."""
 
 
 def say(text: str) -> None:
@@ -208,6 +211,16 @@ def processor_s(plane: Any) -> dict[str, float]:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         found[name] = (int(fields[11]) + int(fields[12])) / tick
     return found
+
+
+def at_rest(plane: Any, timeout_s: float = 60.0) -> None:
+    """Wait until nothing has much to do: what has just been made or started is not part of what is measured."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        before = sum(processor_s(plane).values())
+        time.sleep(_LOOK_S)
+        if sum(processor_s(plane).values()) - before < _LOOK_S * _REST:
+            return
 
 
 def memory_mb(plane: Any) -> dict[str, int]:
