@@ -2,9 +2,9 @@
 `make bench-scheduling`.
 
 Every seed of every arm has a new control plane (etcd, API server, controller manager, scheduler, Kueue; plain
-processes on loopback; kwok plays the nodes), so none carries another's load. All arms of a seed get the same jobs at
-the same pace, once the cluster is at rest, and all clients of the API have the same limit of requests a second. The arms' order changes from seed to
-seed. What each does:
+processes on loopback; kwok plays the nodes), so none carries another's load, and begins when that is at rest. All arms
+of a seed get the same jobs at the same pace, and all clients of the API have the same limit of requests a second. The
+arms' order changes from seed to seed. What each does:
 
 - burst: jobs that stay are submitted at once into the empty cluster (workloads admitted a second);
 - churn: jobs come one after the other; most of them end again, and some stay. When it is over only those that stay are
