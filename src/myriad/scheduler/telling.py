@@ -336,16 +336,13 @@ class Telling:
         for uid in self._told.keys() - alive:
             del self._told[uid]
         began = self._clock()
-        now = datetime.now(UTC)
-        reasons = Reasons(self._cache, now)
+        reasons = Reasons(self._cache, datetime.now(UTC))
         for view in sorted(views, key=self._turn):
             told = self._told.get(view.gang.uid)
             if told is None:
                 told = self._told[view.gang.uid] = self._remembered(view)
             elif told.version == view.resource_version and began - told.looked < _AGAIN_S:
                 return
-            if told.said is None and _is_just_new(view, now):
-                continue  # Kueue looks at it in a moment; what is said of it meanwhile is read by nobody
             told.looked, told.version = self._clock(), view.resource_version
             said = reasons.of(view)
             if said is None or told.said is not None or not _passes_by(view, said):
@@ -393,11 +390,6 @@ class Telling:
         self._writer.put(max(urgency, _WORKLOAD), _Task("workload", view, said, told.since))
         if not figures and said.state != "never":  # a refusal is told by steering, as a warning
             self._writer.put(_EVENT, _Task("event", view, said, told.since))
-
-
-def _is_just_new(view: WorkloadView, now: datetime) -> bool:
-    """Whether a job waits for Kueue's first look."""
-    return view.waiting and not view.quota_message and not view.evicted and seconds_since(view.created, now) < _NEW_S
 
 
 def _passes_by(view: WorkloadView, said: Said) -> bool:
