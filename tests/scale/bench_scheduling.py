@@ -9,9 +9,10 @@ arms' order changes from seed to seed. What each does:
 - burst: jobs that stay are submitted at once into the empty cluster (workloads admitted a second);
 - churn: jobs come one after the other; most of them end again, and some stay. When it is over only those that stay are
   left, the same in every arm: their nodes say what is still free in one piece;
-- reasons: the quotas are cut to what is held. Jobs are submitted until `--pending` of them wait, then `--probes` more,
-  one by one: when can their owner read why, and are the numbers right? Read on the Workload where Kueue is alone (the
-  Job says nothing there), and on the Job itself with Myriad. Judged by `myriad.bench.scheduling.oracle`.
+- reasons: the quotas are cut to what is held. Jobs are submitted until `--pending` of them wait, and once the cluster
+  is at rest `--probes` more, one by one: when can their owner read why, and are the numbers right? Read on the Workload
+  where Kueue is alone (the Job says nothing there), and on the Job itself with Myriad. Judged by
+  `myriad.bench.scheduling.oracle`.
 
 Prints JSON lines: one for every seed and arm, then the comparison with confidence intervals over the seeds, each seed
 of an arm against the same seed of another. Times are this machine's: compare the ratios of one run.
@@ -84,8 +85,8 @@ def body_of(job: BenchJob, queue: str) -> Json:
 class Part:
     """Submits jobs of an arm and waits for what comes of them."""
 
-    def __init__(self, api: Api, observed: Observed, *, queue: str) -> None:
-        self.api, self.observed, self.queue = api, observed, queue
+    def __init__(self, api: Api, observed: Observed, *, queue: str, plane: Any) -> None:
+        self.api, self.observed, self.queue, self.plane = api, observed, queue, plane
 
     def at_once(self, jobs: Sequence[BenchJob]) -> None:
         """Submit as fast as the API takes them."""
@@ -141,7 +142,7 @@ def play(options: argparse.Namespace, arm: str, seed: int, plane: Any, api: Api)
     observed = Observed(api, {j.key: j.pods for j in (*jobs.burst, *jobs.churn, *jobs.pending, *jobs.probes)})
     observed.start()
     try:
-        figures = parts(options, arm, jobs, Part(api, observed, queue=queue), plane, site)
+        figures = parts(options, arm, jobs, Part(api, observed, queue=queue, plane=plane), site)
         figures["memory_mb"] = memory_mb(plane)
     finally:
         observed.stop()
@@ -151,10 +152,10 @@ def play(options: argparse.Namespace, arm: str, seed: int, plane: Any, api: Api)
     }  # fmt: skip
 
 
-def parts(options: argparse.Namespace, arm: str, jobs: Draw, part: Part, plane: Any, site: Site) -> Json:
+def parts(options: argparse.Namespace, arm: str, jobs: Draw, part: Part, site: Site) -> Json:
     """Burst, churn and reasons, one after the other."""
     observed = part.observed
-    cpu = processor_s(plane)
+    cpu = processor_s(part.plane)
     part.at_once(jobs.burst)
     part.settled(jobs.burst, lambda s: s.admitted is not None, options.wait_s)
     say(f"{arm}: burst")
@@ -162,7 +163,7 @@ def parts(options: argparse.Namespace, arm: str, jobs: Draw, part: Part, plane: 
     done = part.settled(jobs.churn, lambda s: s.finished is not None or s.running is not None, options.wait_s)
     part.settled([j for j in jobs.churn if j.run_s], lambda s: s.finished is not None, options.wait_s)
     say(f"{arm}: churn{'' if done else ' (not all have run)'}")
-    after = processor_s(plane)
+    after = processor_s(part.plane)
     with observed.lock:
         figures: Json = {
             "burst": burst_figures(jobs, observed),
@@ -262,6 +263,8 @@ def reason_figures(options: argparse.Namespace, arm: str, jobs: Draw, part: Part
         return bool(seen.told) if arm == "myriad" else bool(seen.kueue)
 
     all_told = part.settled(jobs.pending, reached, options.wait_s)
+    # Who reads a reason first may still have much to do: how soon one is told where many wait is another question.
+    at_rest(part.plane)
     late_s = part.in_time(jobs.probes)
     part.settled(jobs.probes, reached, 60.0)
     time.sleep(2.0)  # what was told as "not yet reached" is told again
