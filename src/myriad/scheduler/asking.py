@@ -20,9 +20,6 @@ from myriad.scheduler.model import POOL_LABEL
 from myriad.scheduler.objects import REFUSED_ANNOTATION, WorkloadView, seconds_since
 from myriad.scheduler.protect import standing
 
-WHEN_WAITING, ALWAYS = "waiting", "always"
-MODES = (WHEN_WAITING, ALWAYS)
-
 _WAITS_S = 3.0
 """Of a burst most are let in within it."""
 _LATE_S = 10.0
@@ -33,13 +30,13 @@ class Asking:
     """Which queues are to ask the check, pass by pass.
 
     Args:
-        mode: one of `MODES`.
+        mode: one of `settings.ATTACH_MODES`.
         quiet_s: a queue goes on asking so long after the last gang waited there; after a change of leader anew.
         clock: monotonic seconds.
     """
 
     def __init__(self, mode: str, quiet_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._always = mode == ALWAYS
+        self._always = mode == "always"
         self._quiet_s = quiet_s
         self._clock = clock
         self._last: dict[str, float] = {}

@@ -13,6 +13,7 @@ from typing import Any
 from myriad.errors import InputError
 
 _PREFIX = "MYRIAD_SCHEDULER_"
+ATTACH_MODES = ("waiting", "always")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class Settings:
                 "retry_period_s < renew_deadline_s < lease_duration_s does not hold",
                 hint="two leaders could write at once; the defaults are 2, 10 and 15 seconds",
             )
-        if settings.attach not in ("waiting", "always"):
+        if settings.attach not in ATTACH_MODES:
             raise InputError(
                 f'{settings.attach!r} is not a value for it ("waiting" or "always")', where=f"{_PREFIX}ATTACH"
             )

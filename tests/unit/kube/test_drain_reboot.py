@@ -144,6 +144,18 @@ class Host:
         self.api.ready = False
 
 
+class ControlPlane(Host):
+    """One that carries the API server, which is away for some questions after the reboot."""
+
+    def __init__(self, api: Api, away_for: int) -> None:
+        super().__init__(api)
+        self._away_for = away_for
+
+    def reboot(self) -> None:
+        super().reboot()
+        self.api.unreachable_for = self._away_for
+
+
 class Api:
     """One Node with its kubelet's Lease, and an agent that answers questions about its gate."""
 
@@ -303,13 +315,7 @@ def test_d2_a_reboot_command_that_is_refused_leaves_the_node_as_it_was() -> None
 def test_the_api_server_may_be_away_while_its_own_node_reboots(away: MyriadError) -> None:
     api = Api(gpus=False)
     api.away = away
-
-    class ControlPlane(Host):
-        def reboot(self) -> None:
-            super().reboot()
-            api.unreachable_for = 5
-
-    go(api, ControlPlane(api))
+    go(api, ControlPlane(api, 5))
     assert api.node["spec"] == {}
 
 
@@ -317,13 +323,8 @@ def test_what_the_kubelet_said_before_the_boot_is_no_sign_of_life() -> None:
     """The API server of the node itself comes back with the old Lease and a Node that is Ready as of then."""
     api = Api(gpus=False)
 
-    class ControlPlane(Host):
-        def reboot(self) -> None:
-            super().reboot()
-            api.unreachable_for = 4
-
     api.renews = False
-    host = ControlPlane(api)
+    host = ControlPlane(api, 4)
     with pytest.raises(NotBackError, match="its kubelet does not renew its Lease"):
         go(api, host)
 
@@ -331,13 +332,8 @@ def test_what_the_kubelet_said_before_the_boot_is_no_sign_of_life() -> None:
 def test_a_node_whose_api_server_never_comes_back_is_told_as_that() -> None:
     api = Api(gpus=False)
 
-    class ControlPlane(Host):
-        def reboot(self) -> None:
-            super().reboot()
-            api.unreachable_for = 10_000
-
     with pytest.raises(NotBackError, match="the API server does not answer"):
-        go(api, ControlPlane(api))
+        go(api, ControlPlane(api, 10_000))
 
 
 def test_giving_back_leaves_a_foreign_cordon() -> None:
